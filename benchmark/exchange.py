@@ -98,9 +98,10 @@ class ExchangeRanks:
         if key.collective == "all_to_all":
             return self._all_to_alls(rank)
         columns, samples = key.dims[rank], -(-key.batch_size // key.ranks)
-        whole = torch.ones(key.ranks * samples * columns, device=device)
         if key.collective == "all_reduce":
-            return None, lambda: group.allreduce([whole])
+            reduced = torch.zeros(key.batch_size * columns, device=device)
+            return None, lambda: group.allreduce([reduced])
+        whole = torch.ones(key.ranks * samples * columns, device=device)
         own = torch.ones(samples * columns, device=device)
         return (
             lambda: group._reduce_scatter_base(own, whole),

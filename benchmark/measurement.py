@@ -270,8 +270,8 @@ class ExchangeKey:
         devices: Number of devices.
         nodes: Number of the node of each rank, from 0 in order of ranks; empty if it is the same,
             because what goes over a network must not pass for what stays inside a machine.
-        collective: Of pooled outputs; of partial sums of rows (forward a reduce-scatter, backward
-            an all-gather); or of gradients of copies (no forward).
+        collective: all_to_all: of pooled outputs. reduce_scatter: of partial sums of rows, with an
+            all-gather backward. all_reduce: of gradients of copies, backward alone.
     """
 
     dims: tuple[int, ...]

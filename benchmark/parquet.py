@@ -1,7 +1,8 @@
 """Parquet files of measurements: to publish, to train from, to merge stores of several clusters.
 
 A row is one measurement, with its shard as a nested list and its own error, so that any tool can
-read it. All-to-alls are in a second file beside the first. Probes of machines are in the metadata.
+read it. All-to-alls and other collectives are in a second file beside the first. Probes of machines
+are in the metadata.
 """
 
 import json
@@ -115,7 +116,11 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     _write(pa.table(columns), path, store.probes())
     exchanges = store.exchanges()
     if exchanges:
-        _write(pa.Table.from_pylist([_exchange_record(e) for e in exchanges]), exchanges_path(path))
+        records = [_exchange_record(exchange) for exchange in exchanges]
+        if all(record["collective"] == "all_to_all" for record in records):
+            for record in records:
+                del record["collective"]  # which earlier versions do not know
+        _write(pa.Table.from_pylist(records), exchanges_path(path))
     return len(rows)
 
 

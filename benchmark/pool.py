@@ -1,5 +1,6 @@
 """`BenchmarkPool`: the client of the pool, which measures shards on all devices of the cluster."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -257,13 +258,13 @@ class BenchmarkPool:
         nodes: int | None = None,
         collective: MeasuredCollective = "all_to_all",
     ) -> Exchange:
-        """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns.
+        """Returns the measured collective of a plan whose rank r computes `dims[r]` columns.
 
         Args:
             dims: Columns of each rank.
             batch_size: Samples of the batch of all ranks.
             nodes: Number of nodes, with as many ranks each; by default as few as have the devices.
-            collective: Another one than an all-to-all, as `ExchangeKey` describes it.
+            collective: Which one, as `ExchangeKey` describes it.
         """
         self._wait_for_devices(len(dims))
         asked = tuple(dims), batch_size, nodes, collective, str(self.store)
@@ -276,7 +277,7 @@ class BenchmarkPool:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Calls the pool's actor; if it was lost, waits for it or starts it again."""
-        deadline = time.monotonic() + _MAX_ABSENT_SECONDS
+        deadline = math.inf
         while True:
             try:
                 return ray.get(getattr(self._actor, method).remote(*arguments))
@@ -285,6 +286,7 @@ class BenchmarkPool:
                     raise error.cause from None
                 raise
             except (RayActorError, ActorUnschedulableError) as error:  # lost, or with its node
+                deadline = min(deadline, time.monotonic() + _MAX_ABSENT_SECONDS)
                 if time.monotonic() > deadline:
                     raise PoolError(
                         "the pool's actor has not come back for "

@@ -156,7 +156,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
         **_description_of(model.compute),
-        "links": {ranks: asdict(link) for ranks, link in model.links.items()},
+        "links": {ranks: link.to_json() for ranks, link in model.links.items()},
         "trained_on": trained_on,
         "overhead": None if model.overhead is None else model.overhead.to_json(),
         "overheads": {on: overhead.to_json() for on, overhead in model.overheads.items()},

@@ -1,7 +1,7 @@
 """Links (latency and bandwidth) fitted to measured collectives, for search, training and reports.
 
 Both are fitted to the slowest rank of all-to-alls with a device for each rank: ranks that share a
-device say nothing about the network.
+device say nothing about the network. The bandwidth of rings is fitted to all-reduces.
 """
 
 from collections import Counter
@@ -131,7 +131,9 @@ def _ring_bytes_s(all_reduces: Sequence[Exchange]) -> float | None:
         for e in all_reduces
     ]
     took_ms = np.array([max(e.backward_ms) for e in all_reduces])
-    _, slope = fit_terms(np.column_stack([np.ones(len(flows_ms)), flows_ms]), took_ms)
+    ranks = [e.key.ranks for e in all_reduces]
+    terms = np.column_stack([np.ones(len(ranks)), ranks, flows_ms])
+    slope = float(fit_terms(terms, took_ms)[-1])
     return float(f"{1 / slope:.3g}") if slope > 0 else None
 
 

@@ -94,7 +94,7 @@ def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
         links = _links_of_network(layers, tensors["communication_scale"], devices)
     except (KeyError, RuntimeError, ValueError) as error:
         raise UserError("its network for all-to-alls is damaged: train it again") from error
-    return {str(ranks): asdict(link) for ranks, link in links.items()}
+    return {str(ranks): link.to_json() for ranks, link in links.items()}
 
 
 def _links_of_network(layers: Mapping[str, Tensor], scale: Tensor, devices: int) -> dict[int, Link]:

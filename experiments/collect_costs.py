@@ -54,8 +54,8 @@ class CollectConfig:
     max_tables: int = 20
     """Maximum number of tables of a shard."""
     num_exchanges: int = 0
-    """Number of all-to-alls to measure, of random plans for 2 to 8 devices. With them come three
-    all-reduces among all devices."""
+    """Number of all-to-alls to measure, of random plans for 2 to 8 devices. All-reduces inside a
+    node and among all nodes come after them."""
     batch_size: tuple[int, ...] = ()
     """Samples of a batch. Several batch sizes share the shards and the seconds. Default: 1,024 on a
     CPU, 65,536 on a machine with a GPU."""

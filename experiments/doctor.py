@@ -20,14 +20,14 @@ from autoshard.benchmark.devices import nodes_that_measure, reports_of
 from autoshard.benchmark.fbgemm import check_pair, installed_fbgemm, training_ops
 from autoshard.benchmark.hardware import cpu_fingerprint, free_memory_bytes
 from autoshard.cost_model.link_fit import fit_links
+from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.workload import Link, UserError, load_tables, random_shards
 
 _TABLES = "synthetic:40:1:small"
 _SHARDS, _REPEATS = 6, 3
-_COLUMNS, _BATCH = (16, 64, 128, 256, 512), 1024  # of each rank in all-to-alls
-_REDUCED = (16, 128, 512)  # of each rank in all-reduces
+_BATCH = 1024
 _NOISE = 0.05  # deviation of repeats above which plans are hard to tell apart
 _DISK_BYTES, _SHARED_BYTES = 5e9, 1e9
 _SHARED = Path("/dev/shm")  # noqa: S108 - it is looked at only
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Print what this machine and its Ray cluster have, measure a few shards and an all-to-all, and
+    """Print what this machine and its Ray cluster have, measure a few shards and collectives, and
     say how to mend what is missing.
 
     The exit code is 2 if nothing can be measured. A cluster is found or started; nothing is stored.
@@ -162,15 +162,7 @@ def _measuring(path: Path) -> Iterator[Finding]:
 def _links(pool: BenchmarkPool) -> Iterator[Finding]:
     """Measures collectives inside a node and among all nodes, and says which options fit them."""
     sizes = pool.node_sizes()
-    each = min(sizes)
-    exchanges = []
-    for nodes, ranks in {(1, max(sizes)), (len(sizes), each * len(sizes))}:
-        if ranks > 1:
-            exchanges += [pool.exchange((n,) * ranks, _BATCH, nodes) for n in _COLUMNS]
-            exchanges += [
-                pool.exchange((n,) * ranks, _BATCH, nodes, "all_reduce") for n in _REDUCED
-            ]
-    links = fit_links(exchanges)
+    links = fit_links(measure_equal(pool, _BATCH))
     if not links:
         yield Finding("all-to-all", "one device, or a link that more columns do not slow down")
         return

@@ -226,8 +226,9 @@ def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     with following(config.hyper.steps, "steps") as step:
         model, curves = train_model(data, config.hyper, config.seed, step)
     if not model.links:
+        count = sum(each.key.collective == "all_to_all" for each in data.exchanges)
         cli.note(
-            f"no link can be fitted to {len(data.exchanges)} all-to-alls: {MIN_EXCHANGES} "
+            f"no link can be fitted to {count} all-to-alls: {MIN_EXCHANGES} "
             "with a device for each rank are needed (collect_costs.py --num-exchanges)"
         )
     return model, curves

@@ -6,8 +6,8 @@ everything that prices a collective asks for that link, `all_to_all` or `ring`.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from autoshard.workload.errors import FieldError, UserError
@@ -18,9 +18,9 @@ _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _MS = 1e3
 _UNITS = sorted(_PREFIXES.items(), key=lambda unit: -unit[1])
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-# Of all devices: all-to-alls, and what passes data around rings (reduce-scatters, all-gathers and
-# all-reduces). Of the devices of a node, and of those with the same place in each node: any.
-Collective = Literal["all_to_all", "ring", "inside", "between"]
+# All-to-alls, and what passes data around rings (reduce-scatters, all-gathers and all-reduces): of
+# all devices, of the devices of a node, and of those with the same place in each node.
+Collective = Literal["all_to_all", "ring", "inside", "inside_ring", "between", "between_ring"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Link:
     Args:
         bytes_s: Bandwidth of each device, in bytes per second and direction.
         latency_s: Start-up time of a collective, in seconds.
-        ring_bytes_s: Bandwidth of what passes data around rings; None: as of all-to-alls.
+        ring_bytes_s: Bandwidth of what passes data around rings (all-reduce, reduce-scatter and
+            all-gather; NCCL's bus bandwidth); None: as of all-to-alls.
     """
 
     bytes_s: float
@@ -49,17 +50,18 @@ class Link:
         """Parses `25GB/s,30us,20GB/s`: bytes or bits per second, and optionally the latency and the
         bandwidth of rings.
         """
-        speed, _, more = text.partition(",")
-        latency, _, of_rings = more.partition(",")
-        late = _LATENCY.fullmatch(latency or "0s")
-        bytes_s, ring_bytes_s = (_bytes_s(each) for each in (speed, of_rings or speed))
-        if bytes_s is None or ring_bytes_s is None or late is None:
+        parts = text.split(",")
+        late = _LATENCY.fullmatch(parts[1] if len(parts) > 1 else "0s")
+        speeds = [_bytes_s(each) for each in (parts[0], *parts[2:])]
+        if late is None or len(parts) > 3 or not all(speeds):
             raise UserError(
                 "a link is given by bandwidth, latency and, if it is another one, the bandwidth of "
-                f"all-reduces, such as 100Gbit/s or 25GB/s,30us or 25GB/s,30us,20GB/s, got {text!r}"
+                "all-reduces and reduce-scatters, such as 100Gbit/s or 25GB/s,30us or "
+                f"25GB/s,30us,20GB/s, got {text!r}"
             )
-        latency_s = float(late[1]) * _SECONDS[late[2]]
-        return Link(bytes_s, latency_s, ring_bytes_s if of_rings else None)
+        bytes_s, ring_bytes_s = speeds[0], speeds[1] if len(speeds) > 1 else None
+        assert bytes_s is not None
+        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]], ring_bytes_s)
 
     @property
     def option(self) -> str:
@@ -77,7 +79,7 @@ class Link:
 
     def of(self, collective: Collective, ranks: int) -> "Link":
         """Returns the link that a collective of so many devices is priced by."""
-        return self.ring(ranks) if collective in ("ring", "inside") else self
+        return self.ring(ranks) if collective.endswith("ring") else self
 
     def block_share(self, ranks: int, blocks: int) -> float:
         """Returns what outputs of blocks of rows take, over those of whole tables as wide."""
@@ -166,7 +168,8 @@ class Network:
             return self.all_to_all(ranks)
         if collective == "ring":
             return self.ring(ranks)
-        return self.inside.ring(ranks) if collective == "inside" else self.between
+        over = self.inside if collective.startswith("inside") else self.between
+        return over.of(collective, ranks)
 
     def block_share(self, ranks: int, blocks: int) -> float:
         """Returns what outputs of blocks of rows take, over those of whole tables as wide.
@@ -212,6 +215,18 @@ class Network:
 
 
 AnyLink: TypeAlias = Link | Network
+
+
+def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
+    """Returns the link with the slowest all-to-alls of so many devices, and the slowest rings."""
+    slowest = min(links, key=lambda link: link.all_to_all(ranks).bytes_s)
+    rings = min(link.ring(ranks).bytes_s for link in links)
+    if rings == slowest.ring(ranks).bytes_s:
+        return slowest
+    if isinstance(slowest, Link):
+        return replace(slowest, ring_bytes_s=rings)
+    between = replace(slowest.between, ring_bytes_s=rings / slowest.devices_per_node)
+    return replace(slowest, between=between)
 
 
 def _bytes_s(text: str) -> float | None:

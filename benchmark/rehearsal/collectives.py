@@ -5,13 +5,15 @@ TorchRec and DistributedDataParallel use are here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from autoshard.benchmark.rehearsal.turns import Turns
 from autoshard.workload.links import Collective
+
+Part: TypeAlias = Literal["inside", "between"]
 
 
 class Recorder(Protocol):
@@ -71,7 +73,7 @@ class RecordedGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, inner: Any, rank: int, ranks: int, recorder: Recorder, part: Collective | None = None
+        self, inner: Any, rank: int, ranks: int, recorder: Recorder, part: Part | None = None
     ) -> None:
         super().__init__(rank, ranks)  # type: ignore[call-arg]  # the form without a store
         self._inner, self._others, self._recorder = inner, ranks - 1, recorder
@@ -160,9 +162,16 @@ class RecordedGroup(dist.ProcessGroup):
     ) -> RecordedWork:
         self._recorder.leave()
         work = start()
-        number = self._recorder.issue(moved, self._part or over)
+        number = self._recorder.issue(moved, _of_part(self._part, over))
         self._recorder.resume()
         return RecordedWork(work.wait, output, self._recorder, number)
+
+
+def _of_part(part: Part | None, over: Collective) -> Collective:
+    if part is None:
+        return over
+    rings: dict[Part, Collective] = {"inside": "inside_ring", "between": "between_ring"}
+    return rings[part] if over == "ring" else part
 
 
 class TurnsBackend:

@@ -7,14 +7,16 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.device_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.rehearsal.times import Loop
-from autoshard.workload.links import Collective
+
+if TYPE_CHECKING:  # it loads torch
+    from autoshard.benchmark.rehearsal.collectives import Part
 
 _TIMEOUT = timedelta(hours=1)  # `RankGroup` ends all ranks if one is lost, so this need not
 _PATIENCE_S = 60.0  # for a device that others hold: a pool measures for seconds
@@ -80,7 +82,7 @@ class RehearsalRank:
         def group(options: Any, _: Any) -> RecordedGroup:
             own, size = options.group_rank, options.group_size
             members = list(options.global_ranks_in_group) or list(range(ranks))
-            part: Collective | None = None
+            part: Part | None = None
             if size < ranks:  # TorchRec's groups of a node, and of ranks with one place in each
                 is_node = members == list(range(members[0], members[0] + size))
                 part = "inside" if is_node else "between"

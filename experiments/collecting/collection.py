@@ -5,9 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings
+from autoshard.benchmark import BenchmarkPool, Exchange, Measurement, MeasureSettings
 from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.measurement import MeasuredCollective
 from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -17,7 +18,11 @@ from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
 from autoshard.workload.sampling import MAX_TASK_DEVICES
 
-_REDUCED = (16, 128, 512)  # columns of each rank in all-reduces
+# Columns of each rank in the collectives to which links are fitted.
+FITTED: Mapping[MeasuredCollective, Sequence[int]] = {
+    "all_to_all": (16, 64, 128, 256, 512),
+    "all_reduce": (16, 128, 512),
+}
 _KEEP_SECONDS = 60.0  # between two copies to --storage
 
 
@@ -111,8 +116,8 @@ def collect_exchanges(
 ) -> None:
     """Measures those of `count` random all-to-alls that the store lacks, within the budget.
 
-    They have up to as many ranks as the kind of device allows. A few all-reduces among all devices
-    come first.
+    They have up to as many ranks as the kind of device allows. All-reduces by which links are
+    fitted come after them.
     """
     if count == 0:
         return
@@ -123,10 +128,6 @@ def collect_exchanges(
         raise UserError(
             "--num-exchanges needs at least two devices, the cluster has one: leave it out"
         )
-    alone = min(len(devices), max_ranks)  # ranks with a device each
-    for columns in _REDUCED:
-        if alone > 1 and not budget.is_spent:
-            pool.exchange((columns,) * alone, batch_size, collective="all_reduce")
     exchanges = random_exchanges(tables, count, max_ranks, seed)
     with following(len(exchanges), "all-to-alls") as step:
         for number, dims in enumerate(exchanges):
@@ -138,6 +139,30 @@ def collect_exchanges(
                 return
             pool.exchange(dims, batch_size)
             step()
+    measure_equal(pool, batch_size, {"all_reduce": FITTED["all_reduce"]})
+
+
+def measure_equal(
+    pool: BenchmarkPool,
+    batch_size: int,
+    columns: Mapping[MeasuredCollective, Sequence[int]] = FITTED,
+) -> list[Exchange]:
+    """Measures collectives with as many columns on each rank, inside a node and among all nodes.
+
+    Args:
+        pool: Pool that measures, on each of its devices.
+        batch_size: Samples of the batch of all ranks.
+        columns: Columns of each rank, by the collective.
+    """
+    sizes = pool.node_sizes()
+    places = {1: max(sizes), len(sizes): min(sizes) * len(sizes)}  # ranks by the number of nodes
+    return [
+        pool.exchange((number,) * ranks, batch_size, nodes, collective)
+        for nodes, ranks in places.items()
+        if ranks > 1
+        for collective, numbers in columns.items()
+        for number in numbers
+    ]
 
 
 def summarise(

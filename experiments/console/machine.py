@@ -14,6 +14,7 @@ from autoshard.cost_model import CostModel, OtherHardware, load_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
+from autoshard.workload.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
@@ -164,11 +165,7 @@ class MachineOptions:
         found = [options.model_for(source, store, operator) for options, _ in self.kinds]
         common = set.intersection(*(set(model.links) for model in found))
         slowest = {
-            ranks: min(
-                (model.links[ranks] for model in found),
-                key=lambda link: link.all_to_all(ranks).bytes_s,
-            )
-            for ranks in common
+            ranks: slowest_of([model.links[ranks] for model in found], ranks) for ranks in common
         }
         return [replace(model, links=slowest) for model in found]
 

@@ -1,19 +1,24 @@
 """Work on several things side by side, each on a core, in processes that are forked from this."""
 
-import multiprocessing
+import ctypes
+import os
+import pickle
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar, cast
 
 from autoshard.benchmark.hardware import physical_cores
 from autoshard.workload import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_work: Callable[[Any], Any] | None = None  # of a forked process
+_FORKS = get_context("fork")
+_SIGNAL_OF_PARENT = 1  # of prctl: the signal that a process gets when its parent ends
 
 
 def processes_for(items: int) -> int:
@@ -25,7 +30,7 @@ def processes_for(items: int) -> int:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yields the result of each item, in their order.
+    """Yields the result of each item, in their order. The first error ends all that still works.
 
     Args:
         work: Any function of one item; results must be picklable. What it changes, stays in the
@@ -39,23 +44,66 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     if processes < 2:
         yield from map(work, items)
         return
-    forks = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, forks, _begin, (work,)) as executor:
-        try:
-            yield from executor.map(_run, items)
-        except BrokenProcessPool:
-            raise UserError(
-                f"one of {processes} processes was killed, most likely because memory ran out: "
-                "give each more, or fewer cores (taskset)"
-            ) from None
+    waiting, found, handed_out = deque(enumerate(items)), dict[int, Result](), 0
+    running = dict[Connection, tuple[int, BaseProcess]]()
+    try:
+        while handed_out < len(items):
+            while waiting and len(running) < processes:
+                number, item = waiting.popleft()
+                receiver, process = _start(work, item)
+                running[receiver] = number, process
+            for ready in wait(list(running)):
+                receiver = cast("Connection", ready)
+                found[running[receiver][0]] = _answer(receiver, processes)
+                _, process = running.pop(receiver)
+                process.join()
+            while handed_out in found:
+                yield found.pop(handed_out)
+                handed_out += 1
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.join()
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
-    global _work
-    _work = work
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is reported by the first process alone
+def _start(work: Callable[[Item], Any], item: Item) -> tuple[Connection, BaseProcess]:
+    receiver, sender = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_run, args=(work, item, sender, os.getpid()), daemon=True)
+    process.start()
+    sender.close()  # the end of the process then is the end of what can be received
+    return receiver, process
 
 
-def _run(item: Any) -> Any:
-    assert _work is not None
-    return _work(item)
+def _run(work: Callable[[Item], Any], item: Item, sender: Connection, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the first process, which ends this
+    ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        return
+    # A progress bar puts its own files here, whose locks its thread may have held.
+    sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    try:
+        answer: tuple[BaseException | None, Any] = (None, work(item))
+    except Exception as error:
+        answer = (_picklable(error), None)
+    sender.send(answer)
+
+
+def _answer(receiver: Connection, processes: int) -> Any:
+    try:
+        error, result = receiver.recv()
+    except EOFError:
+        raise UserError(
+            f"one of {processes} processes was killed, most likely because memory ran out: add "
+            "memory, or use fewer cores, as with taskset -c 0"
+        ) from None
+    if error is not None:
+        raise error
+    return result
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -10,7 +10,7 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +19,10 @@ import ray
 from autoshard.benchmark import BenchmarkPool, Exchange
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.cost_model.link_fit import exchange_ms, fit_links
+from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.workload.links import AnyLink, all_reduce_ms
 
 _BATCH, _ELEMENT_BYTES = 1024, 4
-_FITTED: Mapping[MeasuredCollective, Sequence[int]] = {  # columns of each rank
-    "all_to_all": (16, 64, 128, 256, 512),
-    "all_reduce": (16, 128, 512),
-}
 _COLLECTIVES: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")
 _COLUMNS = (96, 192, 384, 768)  # of each rank
 _TWICE = (128, 128, 256, 256)
@@ -44,22 +41,11 @@ def main(address: str) -> None:
 
 
 def _measured() -> tuple[list[Exchange], list[Exchange]]:
-    """Returns the all-to-alls to fit links to, and the collectives to compare with their price."""
-    places = ((1, 2), (2, 4))  # nodes, ranks
+    """Returns the collectives to fit links to, and those to compare with their price."""
     with tempfile.TemporaryDirectory() as folder:
         pool = BenchmarkPool(Path(folder) / "costs.db")
-        fitted = [
-            pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
-            for collective, sizes in _FITTED.items()
-            for nodes, ranks in places
-            for columns in sizes
-        ]
-        equal = [
-            pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
-            for collective in _COLLECTIVES
-            for nodes, ranks in places
-            for columns in _COLUMNS
-        ]
+        fitted = measure_equal(pool, _BATCH)
+        equal = measure_equal(pool, _BATCH, dict.fromkeys(_COLLECTIVES, _COLUMNS))
         uneven = [pool.exchange(_TWICE[1:3], _BATCH, 1), pool.exchange(_TWICE, _BATCH, 2)]
         pool.close()
     return fitted, [*equal, *uneven]

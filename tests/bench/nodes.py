@@ -48,7 +48,7 @@ def node_metrics() -> list[Metric]:
 
 
 def _measured_metrics() -> list[Metric]:
-    """Collectives over links that were fitted to other all-to-alls."""
+    """Collectives over links that were fitted to other sizes."""
     if (why := missing()) is not None:
         say(f"collectives among nodes are left out: {why}")
         return []

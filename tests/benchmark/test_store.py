@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,13 +130,21 @@ def test_exchanges_come_back(tmp_path: Path) -> None:
 
 def test_exchanges_among_nodes_are_not_those_inside_one(tmp_path: Path) -> None:
     among = replace(EXCHANGE, key=replace(EXCHANGE.key, nodes=(0, 0, 1)), measured_at=10.0)
+    reduced_key = replace(among.key, dims=(64, 64, 64), collective="all_reduce")
+    reduced = replace(among, key=reduced_key, measured_at=11.0)
     with MeasurementStore(tmp_path / "s.db") as store:
         for each in (EXCHANGE, among):
             store.put_exchange(each)
         assert store.find_exchange(EXCHANGE.key, "hw", "v") == EXCHANGE
         assert store.find_exchange(among.key, "hw", "v") == among
         export_parquet(store, tmp_path / "s.parquet")
+        columns = pq.read_schema(tmp_path / "s.exchanges.parquet").names
+        assert "collective" not in columns  # earlier versions, which do not know it, can read this
+        store.put_exchange(reduced)
+        assert store.find_exchange(reduced.key, "hw", "v") == reduced
+        export_parquet(store, tmp_path / "all.parquet")
     assert read_parquet_exchanges(tmp_path / "s.parquet") == [EXCHANGE, among]
+    assert read_parquet_exchanges(tmp_path / "all.parquet") == [EXCHANGE, among, reduced]
 
 
 def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:

@@ -26,7 +26,7 @@ from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_mo
 from autoshard.cost_model.compute import ResidualPrior
 from autoshard.cost_model.evaluation import evaluate
 from autoshard.cost_model.network import INPUTS, LATER_INPUTS, TERMS
-from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
+from autoshard.workload import EmbeddingTable, Link, Network, Shard, UserError, random_shards
 
 EARLY = Path(__file__).parent / "model_0_1"  # written by version 0.1.0
 
@@ -50,6 +50,13 @@ def test_a_model_comes_back_to_the_bit(
     assert set(model.links) == {2, 3, 4, 5, 6}
     assert back.links == model.links
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["model"]
+
+
+def test_links_keep_their_rings(tmp_path: Path, model: CostModel) -> None:
+    ringed = Link(2e9, 1e-4, 1e9)
+    links = {2: ringed, 3: Link(2e9), 4: Network(ringed, Link(1e8), 2)}
+    save_model(replace(model, links=links), tmp_path / "model")
+    assert load_model(tmp_path / "model", HARDWARE).links == links
 
 
 def test_a_model_may_know_no_links(tmp_path: Path, model: CostModel) -> None:

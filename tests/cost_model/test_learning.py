@@ -19,13 +19,14 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.calibration import calibrate
 from autoshard.cost_model.evaluation import Score, evaluations_per_second
-from autoshard.cost_model.link_fit import fit_links, link_error
+from autoshard.cost_model.link_fit import exchange_ms, fit_links, link_error
 from autoshard.cost_model.proposals import compare_predictions, select_shards_to_measure
 from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
     Link,
+    Network,
     Objective,
     OperatorOptions,
     Shard,
@@ -122,6 +123,26 @@ def test_a_known_link_is_found_again() -> None:
     assert fit_links(found[2:]) == {}  # too few: others than all-to-alls do not count
     flat = [replace(e, forward_ms=(1.0, 1.0), backward_ms=(1.0, 1.0)) for e in found]
     assert fit_links(flat) == {}  # more columns take no longer
+
+
+def test_both_levels_of_a_network_are_found_again() -> None:
+    network = Network(Link(2e9, 1e-4, 1e9), Link(1e8, 1e-3, 5e7), 2)
+    found = []
+    for ranks, nodes in ((2, ()), (4, (0, 0, 1, 1))):
+        for columns in (16, 64, 128, 256, 512):
+            took = (exchange_ms((columns,) * ranks, 1024, network),) * ranks
+            key = ExchangeKey((columns,) * ranks, 1024, 4, nodes)
+            found.append(Exchange(key, "hw", "v", took, took, 0.01, 20, 9.0))
+            took = (all_reduce_ms(network, ranks, 4 * 1024 * columns, starts=1),) * ranks
+            key = replace(key, collective="all_reduce")
+            found.append(Exchange(key, "hw", "v", (0.0,) * ranks, took, 0.01, 20, 9.0))
+    links = fit_links(found)
+    assert links[2] == network.inside
+    fitted = links[4]
+    assert isinstance(fitted, Network)
+    for old, new in ((network.inside, fitted.inside), (network.between, fitted.between)):
+        assert new.bytes_s == pytest.approx(old.bytes_s, rel=1e-2)
+        assert new.ring_bytes_s == pytest.approx(old.ring_bytes_s, rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")

@@ -14,7 +14,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.links import link_from_json
+from autoshard.workload.links import link_from_json, slowest_of
 from autoshard.workload.placements import Placement
 from autoshard.workload.step_price import StepPrice, further_ways_ms
 
@@ -113,18 +113,40 @@ def test_rings_may_have_another_bandwidth() -> None:
     assert Link.parse(link.option) == link
     assert link_from_json(link.to_json()) == link
     assert link.all_to_all(RANKS) == link
-    assert link.ring(RANKS) == link.of("inside", RANKS) == Link(3e9, 1e-3)
+    assert link.ring(RANKS) == link.of("ring", RANKS) == Link(3e9, 1e-3)
     assert link.block_share(RANKS, RANKS) == pytest.approx(4 / 3)
     assert link.block_share(RANKS, 1) == 1
     network = Network(Link(4e9, 5e-6, 3e9), Link(1e9, 2e-5, 0.6e9), NODE)
     assert link_from_json(network.to_json()) == network
     assert network.ring(RANKS).bytes_s == pytest.approx(min(3e9, NODE * 0.6e9))
     assert network.all_to_all(RANKS) == NETWORKS[0].all_to_all(RANKS)
-    assert network.of("inside", RANKS).bytes_s == 3e9
     slower = network.node_rows_s(RANKS) - NETWORKS[0].node_rows_s(RANKS)
     assert slower == pytest.approx((NODE - 1) / NODE * (1 / 3e9 - 1 / 4e9))
     with pytest.raises(FieldError, match="ring_bytes_s: must be more than 0"):
         Link(1e9, 0.0, 0.0)
+    for text in ("4GB/s,1ms,", "4GB/s,,3GB/s", "4GB/s,1ms,0GB/s", "4GB/s,1ms,3GB/s,2GB/s"):
+        with pytest.raises(UserError, match="a link is given by bandwidth, latency and, if"):
+            Link.parse(text)
+
+
+def test_groups_of_ranks_have_all_to_alls_and_rings_of_their_own() -> None:
+    network = Network(Link(4e9, 1e-6, 3e9), Link(1e9, 2e-6, 6e8), NODE)
+    for collective, bytes_s in (
+        ("inside", 4e9), ("inside_ring", 3e9), ("between", 1e9), ("between_ring", 6e8)
+    ):  # fmt: skip
+        assert network.of(collective, 2).bytes_s == bytes_s  # type: ignore[arg-type]
+    assert Link(4e9, 1e-6, 3e9).of("between", 2).bytes_s == 4e9
+    assert Link(4e9, 1e-6, 3e9).of("between_ring", 2).bytes_s == 3e9
+
+
+def test_the_slowest_link_has_the_slowest_rings_of_any() -> None:
+    first, second = Link(10e9, 0.0, 9e9), Link(12e9, 0.0, 3e9)
+    assert slowest_of([first, second], RANKS) == Link(10e9, 0.0, 3e9)
+    assert slowest_of([first], RANKS) == first
+    networks = [Network(link, link, NODE) for link in (first, second)]
+    found = slowest_of(networks, RANKS)
+    assert found.all_to_all(RANKS) == networks[0].all_to_all(RANKS)
+    assert found.ring(RANKS).bytes_s == 3e9
 
 
 def test_one_node_is_its_inner_link() -> None:
