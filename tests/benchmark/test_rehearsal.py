@@ -269,7 +269,7 @@ def test_rows_of_a_node_are_summed_up_inside_and_go_out_as_shares(
     sums, outputs = 4 * task.batch_size * width, 4 * (task.batch_size // 4) * width
     for trace in made.traces[2:]:  # of the node that holds table `wide`
         moved = [(event.over, event.moved_bytes) for event in trace.events]
-        assert moved.count(("inside", sums // 2)) == 2
+        assert moved.count(("inside_ring", sums // 2)) == 2
         assert moved.count(("between", outputs)) == 2
     fast, slow = (replace(NODES, between=Link(speed)) for speed in (1e9, 1e6))
     assert compose(made.traces, slow).step_ms > compose(made.traces, fast).step_ms

