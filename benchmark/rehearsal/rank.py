@@ -63,7 +63,7 @@ class RehearsalRank:
         self._rendezvous = Rendezvous()
         return self._rendezvous.host, self._rendezvous.port
 
-    def join(self, host: str, port: int, in_turns: bool) -> None:
+    def join(self, host: str, port: int, in_turns: bool, clears_caches: bool) -> None:
         """Joins the process group of all ranks, which compute in turns or all at once."""
         import torch.distributed as dist
 
@@ -74,7 +74,9 @@ class RehearsalRank:
         store = dist.TCPStore(host, port, is_master=False)
         rank, ranks = self._rank, self._ranks
         references = reference_operators(self._backend)
-        self._watch = self._backend.stopwatch(flush=in_turns, references=references)
+        self._watch = self._backend.stopwatch(
+            flush=in_turns and clears_caches, references=references
+        )
         self._phases = Phases(self._watch)
         if in_turns:
             self._turns = Turns(store, rank, ranks, lambda: self._watch.clear_cache(math.inf))

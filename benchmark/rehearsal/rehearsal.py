@@ -60,6 +60,8 @@ class RankGroup:
         in_turns: Whether ranks compute in turns, one at a time; by default they do on cores of one
             machine, which slow each other down even where each rank has its own.
         loop: Loop of training: `plain`, or `pipelined` by TorchRec's `TrainPipelineSparseDist`.
+        clears_caches: Whether ranks in turns find caches cleared, as other ranks of their own would
+            not share theirs. Where no time counts, training is faster without.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RankGroup:
         kind: RequestedKind = "auto",
         in_turns: bool | None = None,
         loop: Loop = "plain",
+        clears_caches: bool = True,
     ) -> None:
         from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
 
@@ -87,7 +90,7 @@ class RankGroup:
                 self._actors.append(self._start(rank, place))
             self._wait_until_started()
             host, port = self._ask_first("open_rendezvous")
-            self._all("join", host, port, self.in_turns)
+            self._all("join", host, port, self.in_turns, clears_caches)
             self.hardware, self._versions = self._ask_first("make")
         except BaseException:
             self.close()

@@ -115,7 +115,7 @@ def stages(cluster: object) -> Iterator[dict[int, RankGroup]]:
     """Two ranks that compute at once, and four that take turns, on two cores."""
     with (
         closing(RankGroup(2, "cpu", in_turns=False)) as two,
-        closing(RankGroup(4, "cpu", in_turns=True)) as four,
+        closing(RankGroup(4, "cpu", in_turns=True, clears_caches=False)) as four,
     ):
         yield {2: two, 4: four}
 
