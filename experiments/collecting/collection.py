@@ -154,6 +154,7 @@ def measure_equal(
         batch_size: Samples of the batch of all ranks.
         columns: Columns of each rank, by the collective.
     """
+    pool.devices()  # waits for some
     sizes = pool.node_sizes()
     places = {1: max(sizes), len(sizes): min(sizes) * len(sizes)}  # ranks by the number of nodes
     return [

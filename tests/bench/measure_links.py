@@ -44,9 +44,10 @@ def _measured() -> tuple[list[Exchange], list[Exchange]]:
     """Returns the collectives to fit links to, and those to compare with their price."""
     with tempfile.TemporaryDirectory() as folder:
         pool = BenchmarkPool(Path(folder) / "costs.db")
+        uneven = [pool.exchange(_TWICE[1:3], _BATCH, 1), pool.exchange(_TWICE, _BATCH, 2)]
+        # Now all devices are there.
         fitted = measure_equal(pool, _BATCH)
         equal = measure_equal(pool, _BATCH, dict.fromkeys(_COLLECTIVES, _COLUMNS))
-        uneven = [pool.exchange(_TWICE[1:3], _BATCH, 1), pool.exchange(_TWICE, _BATCH, 2)]
         pool.close()
     return fitted, [*equal, *uneven]
 
