@@ -122,7 +122,9 @@ def _usable(exchanges: Sequence[Exchange], collective: MeasuredCollective) -> li
 
 
 def _ring_bytes_s(all_reduces: Sequence[Exchange]) -> float | None:
-    """Returns the bandwidth of rings by these all-reduces; None if it cannot be told."""
+    """Returns the bandwidth fitted to these all-reduces; None if they are too few, or as fast with
+    more columns.
+    """
     if len(all_reduces) < _MIN_ALL_REDUCES:
         return None
     one = Link(1.0)

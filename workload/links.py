@@ -225,6 +225,8 @@ def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
         return slowest
     if isinstance(slowest, Link):
         return replace(slowest, ring_bytes_s=rings)
+    if slowest.nodes(ranks) == 1:
+        return replace(slowest, inside=replace(slowest.inside, ring_bytes_s=rings))
     between = replace(slowest.between, ring_bytes_s=rings / slowest.devices_per_node)
     return replace(slowest, between=between)
 

@@ -147,6 +147,7 @@ def test_the_slowest_link_has_the_slowest_rings_of_any() -> None:
     found = slowest_of(networks, RANKS)
     assert found.all_to_all(RANKS) == networks[0].all_to_all(RANKS)
     assert found.ring(RANKS).bytes_s == 3e9
+    assert slowest_of(networks, NODE).ring(NODE).bytes_s == 3e9  # all in one node
 
 
 def test_one_node_is_its_inner_link() -> None:
