@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
 from autoshard.workload.arrays import Floats
+from autoshard.workload.operators import FLOAT_BYTES
 
 Status = Literal["ok", "refused", "failed"]
 MeasuredCollective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
@@ -294,6 +295,11 @@ class ExchangeKey:
     def ranks(self) -> int:
         """Number of ranks; on fewer `devices` some share one."""
         return len(self.dims)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of each rank that an all-reduce sums up."""
+        return FLOAT_BYTES * self.batch_size * self.dims[0]
 
     @property
     def devices_per_node(self) -> int | None:

@@ -18,13 +18,13 @@ from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.workload import Link, Network, Objective
 from autoshard.workload.arrays import Floats
 from autoshard.workload.links import AnyLink, all_reduce_ms
+from autoshard.workload.operators import FLOAT_BYTES
 from autoshard.workload.step_price import StepPrice
 
 MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
 _MIN_ALL_REDUCES = 3
 _FIFTHS = 5
 _MS = 1e3
-_ELEMENT_BYTES = 4
 
 
 class _Line(NamedTuple):
@@ -128,10 +128,7 @@ def _ring_bytes_s(all_reduces: Sequence[Exchange]) -> float | None:
     if len(all_reduces) < _MIN_ALL_REDUCES:
         return None
     one = Link(1.0)
-    flows_ms = [
-        all_reduce_ms(one, e.key.ranks, _ELEMENT_BYTES * e.key.batch_size * e.key.dims[0])
-        for e in all_reduces
-    ]
+    flows_ms = [all_reduce_ms(one, e.key.ranks, e.key.reduced_bytes) for e in all_reduces]
     took_ms = np.array([max(e.backward_ms) for e in all_reduces])
     ranks = [e.key.ranks for e in all_reduces]
     terms = np.column_stack([np.ones(len(ranks)), ranks, flows_ms])
@@ -156,7 +153,7 @@ def _between_flow(key: ExchangeKey, shared: bool) -> float:
     dims = np.array(key.dims, float).reshape(-1, node)
     columns = dims.mean(1).max() if shared else dims.max()
     to_others = key.batch_size * (key.ranks - node) / key.ranks
-    return float(_MS * _ELEMENT_BYTES * columns * to_others)
+    return float(_MS * FLOAT_BYTES * columns * to_others)
 
 
 def exchange_ms(dims: Sequence[int] | Floats, batch_size: int, link: AnyLink) -> float:

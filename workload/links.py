@@ -59,9 +59,8 @@ class Link:
                 "all-reduces and reduce-scatters, such as 100Gbit/s or 25GB/s,30us or "
                 f"25GB/s,30us,20GB/s, got {text!r}"
             )
-        bytes_s, ring_bytes_s = speeds[0], speeds[1] if len(speeds) > 1 else None
-        assert bytes_s is not None
-        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]], ring_bytes_s)
+        bytes_s, *of_rings = speeds
+        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]], *of_rings)
 
     @property
     def option(self) -> str:
@@ -231,10 +230,10 @@ def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
     return replace(slowest, between=between)
 
 
-def _bytes_s(text: str) -> float | None:
-    """Returns the bytes per second of a bandwidth such as 25GB/s; None if it is none."""
+def _bytes_s(text: str) -> float:
+    """Returns the bytes per second of a bandwidth such as 25GB/s; 0 if it is none."""
     if (found := _SPEED.fullmatch(text)) is None:
-        return None
+        return 0.0
     number, prefix, unit = found.groups()
     return float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
 

@@ -22,7 +22,7 @@ from autoshard.cost_model.link_fit import exchange_ms, fit_links
 from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.workload.links import AnyLink, all_reduce_ms
 
-_BATCH, _ELEMENT_BYTES = 1024, 4
+_BATCH = 1024
 _COLLECTIVES: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")
 _COLUMNS = (96, 192, 384, 768)  # of each rank
 _TWICE = (128, 128, 256, 256)
@@ -57,8 +57,7 @@ def _price_over_measured(exchange: Exchange, link: AnyLink) -> float:
     key = exchange.key
     took_ms = max(exchange.forward_ms) + max(exchange.backward_ms)
     if key.collective == "all_reduce":
-        size_bytes = _ELEMENT_BYTES * key.batch_size * key.dims[0]
-        return all_reduce_ms(link, key.ranks, size_bytes, starts=1) / took_ms
+        return all_reduce_ms(link, key.ranks, key.reduced_bytes, starts=1) / took_ms
     over = link if key.collective == "all_to_all" else link.ring(key.ranks)
     return 2 * exchange_ms(key.dims, key.batch_size, over) / took_ms
 
