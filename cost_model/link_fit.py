@@ -1,7 +1,7 @@
 """Links (latency and bandwidth) fitted to measured collectives, for search, training and reports.
 
 Both are fitted to the slowest rank of all-to-alls with a device for each rank: ranks that share a
-device say nothing about the network. The bandwidth of rings is fitted to all-reduces.
+device say nothing about the network. Those of rings are fitted to all-reduces.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _MS = 1e3
 
 
 class _Line(NamedTuple):
-    """Milliseconds of all-to-alls: latency, which may grow with the ranks, and what flows.
+    """Milliseconds of collectives: latency, which may grow with the ranks, and what flows.
 
     Args:
         base_ms: Latency without ranks.
@@ -45,12 +45,17 @@ class _Line(NamedTuple):
     max_ranks: int
 
     @staticmethod
-    def of(exchanges: Sequence[Exchange], flow: Callable[[ExchangeKey], float]) -> "_Line | None":
-        """Fits a line; None if there are too few of them."""
-        if len(exchanges) < MIN_EXCHANGES:
+    def of(
+        exchanges: Sequence[Exchange],
+        flow: Callable[[ExchangeKey], float],
+        took_ms: Callable[[Exchange], float],
+        least: int,
+    ) -> "_Line | None":
+        """Fits a line; None if there are fewer than the least."""
+        if len(exchanges) < least:
             return None
         terms = np.array([[1.0, e.key.ranks, flow(e.key)] for e in exchanges])
-        measured_ms = np.array([_slowest_ms(e) for e in exchanges])
+        measured_ms = np.array([took_ms(e) for e in exchanges])
         weights = fit_terms(terms, measured_ms)
         error = float(np.sqrt(np.square(terms @ weights / measured_ms - 1).mean()))
         base_ms, rank_ms, slope = weights.tolist()
@@ -64,7 +69,7 @@ class _Line(NamedTuple):
 def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     """Returns a link for each number of ranks, from 2 up to the most that had a device each.
 
-    All-to-alls give latency and bandwidth, and all-reduces the bandwidth of rings.
+    All-to-alls give latency and bandwidth, and all-reduces those of rings.
 
     Ranks that fill several nodes get a network of two levels, or a link between nodes with one
     device each. Latency may grow with the number of ranks; bandwidth is the same for all. Nothing
@@ -73,11 +78,11 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     """
     usable, all_reduces = _usable(exchanges, "all_to_all"), _usable(exchanges, "all_reduce")
     found: dict[int, AnyLink] = {}
-    inside = _Line.of([e for e in usable if not e.key.nodes], _flow)
+    inside = _all_to_alls([e for e in usable if not e.key.nodes], _flow)
     if inside is not None:
-        rings = _ring_bytes_s([e for e in all_reduces if not e.key.nodes])
+        rings = _all_reduces([e for e in all_reduces if not e.key.nodes])
         for ranks, link in inside.links(range(2, inside.max_ranks + 1)).items():
-            found[ranks] = replace(link, ring_bytes_s=rings)
+            found[ranks] = link.with_rings(rings[ranks]) if ranks in rings else link
     sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
     if not sizes:
         return found
@@ -85,14 +90,16 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     among = [e for e in usable if e.key.devices_per_node == node]
     # Devices of a node have a network card each, or share one.
     flows = [partial(_between_flow, shared=shared) for shared in (False, True)]
-    lines = [line for flow in flows if (line := _Line.of(among, flow)) is not None]
+    lines = [line for flow in flows if (line := _all_to_alls(among, flow)) is not None]
     if not lines:
         return found
     between = min(lines, key=lambda line: line.error)
     found = {ranks: link for ranks, link in found.items() if ranks <= node}
-    rings = _ring_bytes_s([e for e in all_reduces if e.key.devices_per_node == node])
+    rings = _all_reduces([e for e in all_reduces if e.key.devices_per_node == node])
     for ranks, plain in between.links(range(2 * node, between.max_ranks + 1, node)).items():
-        link = replace(plain, ring_bytes_s=None if rings is None else rings / node)
+        ring = rings.get(ranks)  # each device's share of it is asked for
+        share = ring and replace(ring, bytes_s=ring.bytes_s / node)
+        link = plain if share is None else plain.with_rings(share)
         if node == 1:
             found[ranks] = link
         elif isinstance(within := found.get(node), Link):
@@ -121,19 +128,25 @@ def _usable(exchanges: Sequence[Exchange], collective: MeasuredCollective) -> li
     return [e for e, key in keys if key.collective == collective and 1 < key.ranks <= key.devices]
 
 
-def _ring_bytes_s(all_reduces: Sequence[Exchange]) -> float | None:
-    """Returns the bandwidth fitted to these all-reduces; None if they are too few, or as fast with
-    more columns.
+def _all_to_alls(
+    exchanges: Sequence[Exchange], flow: Callable[[ExchangeKey], float]
+) -> _Line | None:
+    """Returns the line of these all-to-alls; None if they are too few."""
+    return _Line.of(exchanges, flow, _slowest_ms, MIN_EXCHANGES)
+
+
+def _all_reduces(exchanges: Sequence[Exchange]) -> dict[int, Link]:
+    """Returns the links fitted to these all-reduces, for each number of ranks up to the most.
+
+    None where they are too few, or take as long with more columns.
     """
-    if len(all_reduces) < _MIN_ALL_REDUCES:
-        return None
-    one = Link(1.0)
-    flows_ms = [all_reduce_ms(one, e.key.ranks, e.key.reduced_bytes) for e in all_reduces]
-    took_ms = np.array([max(e.backward_ms) for e in all_reduces])
-    ranks = [e.key.ranks for e in all_reduces]
-    terms = np.column_stack([np.ones(len(ranks)), ranks, flows_ms])
-    slope = float(fit_terms(terms, took_ms)[-1])
-    return float(f"{1 / slope:.3g}") if slope > 0 else None
+    line = _Line.of(exchanges, _reduced_flow, lambda e: max(e.backward_ms), _MIN_ALL_REDUCES)
+    return {} if line is None else line.links(range(2, line.max_ranks + 1))
+
+
+def _reduced_flow(key: ExchangeKey) -> float:
+    """Returns the milliseconds of an all-reduce at 1 byte/s."""
+    return all_reduce_ms(Link(1.0), key.ranks, key.reduced_bytes)
 
 
 def _slowest_ms(exchange: Exchange) -> float:

@@ -32,41 +32,45 @@ class Link:
         latency_s: Start-up time of a collective, in seconds.
         ring_bytes_s: Bandwidth of what passes data around rings (all-reduce, reduce-scatter and
             all-gather; NCCL's bus bandwidth); None: as of all-to-alls.
+        ring_latency_s: Start-up time of these, in seconds; None: as of all-to-alls.
     """
 
     bytes_s: float
     latency_s: float = 0.0
     ring_bytes_s: float | None = None
+    ring_latency_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, speed in (("bytes_s", self.bytes_s), ("ring_bytes_s", self.ring_bytes_s)):
+        for name in ("bytes_s", "ring_bytes_s"):
+            speed = getattr(self, name)
             if speed is not None and not 0 < speed < float("inf"):
                 raise FieldError(name, f"must be more than 0, got {speed}")
-        if not 0 <= self.latency_s < float("inf"):
-            raise FieldError("latency_s", f"must be at least 0, got {self.latency_s}")
+        for name in ("latency_s", "ring_latency_s"):
+            latency = getattr(self, name)
+            if latency is not None and not 0 <= latency < float("inf"):
+                raise FieldError(name, f"must be at least 0, got {latency}")
 
     @staticmethod
     def parse(text: str) -> "Link":
-        """Parses `25GB/s,30us,20GB/s`: bytes or bits per second, and optionally the latency and the
-        bandwidth of rings.
+        """Parses `25GB/s,30us,20GB/s,50us`: bytes or bits per second and latency, and the same of
+        rings. All but the first may be missing.
         """
         parts = text.split(",")
-        late = _LATENCY.fullmatch(parts[1] if len(parts) > 1 else "0s")
-        speeds = [_bytes_s(each) for each in (parts[0], *parts[2:])]
-        if late is None or len(parts) > 3 or not all(speeds):
+        read = [(_seconds if n % 2 else _bytes_s)(part) for n, part in enumerate(parts)]
+        if len(parts) > 4 or None in read:
             raise UserError(
-                "a link is given by bandwidth, latency and, if it is another one, the bandwidth of "
+                "a link is given by bandwidth, latency and, if they are other ones, those of "
                 "all-reduces and reduce-scatters, such as 100Gbit/s or 25GB/s,30us or "
-                f"25GB/s,30us,20GB/s, got {text!r}"
+                f"25GB/s,30us,20GB/s,50us, got {text!r}"
             )
-        bytes_s, *of_rings = speeds
-        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]], *of_rings)
+        return Link(*read)  # type: ignore[arg-type] # none of them is None
 
     @property
     def option(self) -> str:
         """The link as `parse` reads it."""
-        rings = "" if self.ring_bytes_s is None else f",{_speed(self.ring_bytes_s)}"
-        return f"{_speed(self.bytes_s)},{1e6 * self.latency_s:.0f}us{rings}"
+        return ",".join(
+            f"{_speed(part.bytes_s)},{1e6 * part.latency_s:.0f}us" for part in self._parts
+        )
 
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""
@@ -74,7 +78,15 @@ class Link:
 
     def ring(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which reduce-scatters and the like take as long."""
-        return self if self.ring_bytes_s is None else Link(self.ring_bytes_s, self.latency_s)
+        bytes_s, latency_s = self.ring_bytes_s, self.ring_latency_s
+        return Link(
+            self.bytes_s if bytes_s is None else bytes_s,
+            self.latency_s if latency_s is None else latency_s,
+        )
+
+    def with_rings(self, ring: "Link") -> "Link":
+        """Returns the link with rings that take as long as all-to-alls over another one."""
+        return replace(self, ring_bytes_s=ring.bytes_s, ring_latency_s=ring.latency_s)
 
     def of(self, collective: Collective, ranks: int) -> "Link":
         """Returns the link that a collective of so many devices is priced by."""
@@ -93,8 +105,15 @@ class Link:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
-        rings = "" if self.ring_bytes_s is None else f", rings {self.ring_bytes_s / 1e9:g} GB/s"
-        return f"{self.bytes_s / 1e9:g} GB/s, {1e6 * self.latency_s:g} us{rings}"
+        return ", rings ".join(
+            f"{part.bytes_s / 1e9:g} GB/s, {1e6 * part.latency_s:g} us" for part in self._parts
+        )
+
+    @property
+    def _parts(self) -> "list[Link]":
+        """The link of all-to-alls and, if it is another one, that of rings."""
+        plain, rings = Link(self.bytes_s, self.latency_s), self.ring(2)
+        return [plain] if rings == plain else [plain, rings]
 
 
 @dataclass(frozen=True)
@@ -146,7 +165,8 @@ class Network:
         near = self.devices_per_node - 1
         inside_s = near / self.inside.bytes_s
         between_s = (ranks - 1 - near) / self.between.bytes_s
-        return Link((ranks - 1) / max(inside_s, between_s), self._latency_s)
+        latency_s = self._latest(self.inside, self.between)
+        return Link((ranks - 1) / max(inside_s, between_s), latency_s)
 
     def ring(self, ranks: int) -> Link:
         """Returns the link over which reduce-scatters, all-gathers and all-reduces take as long.
@@ -159,7 +179,7 @@ class Network:
             return inside
         entering = self.devices_per_node * between.bytes_s
         within = inside.bytes_s if self.devices_per_node > 1 else entering
-        return Link(min(within, entering), self._latency_s)
+        return Link(min(within, entering), self._latest(inside, between))
 
     def of(self, collective: Collective, ranks: int) -> Link:
         """Returns the link that a collective of so many devices is priced by."""
@@ -195,11 +215,10 @@ class Network:
         inside_s = (node - 1) / node / self.inside.ring(node).bytes_s
         return inside_s + (ranks - node) / node / ranks / self.between.bytes_s
 
-    @property
-    def _latency_s(self) -> float:
-        if self.devices_per_node == 1:
-            return self.between.latency_s
-        return max(self.inside.latency_s, self.between.latency_s)
+    def _latest(self, inside: Link, between: Link) -> float:
+        """Returns the start-up time of what flows over both."""
+        alone = self.devices_per_node == 1
+        return between.latency_s if alone else max(inside.latency_s, between.latency_s)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""
@@ -219,23 +238,29 @@ AnyLink: TypeAlias = Link | Network
 def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
     """Returns the link with the slowest all-to-alls of so many devices, and the slowest rings."""
     slowest = min(links, key=lambda link: link.all_to_all(ranks).bytes_s)
-    rings = min(link.ring(ranks).bytes_s for link in links)
-    if rings == slowest.ring(ranks).bytes_s:
+    rings = min((link.ring(ranks) for link in links), key=lambda ring: ring.bytes_s)
+    if rings == slowest.ring(ranks):
         return slowest
     if isinstance(slowest, Link):
-        return replace(slowest, ring_bytes_s=rings)
+        return slowest.with_rings(rings)
     if slowest.nodes(ranks) == 1:
-        return replace(slowest, inside=replace(slowest.inside, ring_bytes_s=rings))
-    between = replace(slowest.between, ring_bytes_s=rings / slowest.devices_per_node)
-    return replace(slowest, between=between)
+        return replace(slowest, inside=slowest.inside.with_rings(rings))
+    share = Link(rings.bytes_s / slowest.devices_per_node, rings.latency_s)
+    return replace(slowest, between=slowest.between.with_rings(share))
 
 
-def _bytes_s(text: str) -> float:
-    """Returns the bytes per second of a bandwidth such as 25GB/s; 0 if it is none."""
-    if (found := _SPEED.fullmatch(text)) is None:
-        return 0.0
+def _bytes_s(text: str) -> float | None:
+    """Returns the bytes per second of a bandwidth such as 25GB/s; None if it is none."""
+    if (found := _SPEED.fullmatch(text)) is None or not float(found[1]):
+        return None
     number, prefix, unit = found.groups()
     return float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
+
+
+def _seconds(text: str) -> float | None:
+    """Returns the seconds of a latency such as 30us; None if it is none."""
+    found = _LATENCY.fullmatch(text)
+    return None if found is None else float(found[1]) * _SECONDS[found[2]]
 
 
 def _speed(bytes_s: float) -> str:

@@ -207,7 +207,8 @@ def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
 
     TorchRec exchanges the outputs of tables by rows, and of tables by rows within a node, each by
     themselves. Of the latter all is counted here, by the node that has most of them; of the former
-    the start, if they are not the only ones. What they move is a part of `exchange_ms`.
+    the start, if they are not the only ones, and that of rings is another one. What they move is a
+    part of `exchange_ms`.
     """
     link, ranks = task.objective.link, len(task.devices)
     exchanges = task.objective.exchanges(ranks)
@@ -227,7 +228,9 @@ def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
         starts += exchanges  # inside and between
         sums = _ELEMENT_BYTES * task.batch_size * max(columns.values())
         moved_s = exchanges * sums * link.node_rows_s(ranks)
-    return _MS * (moved_s + starts * link.all_to_all(ranks).latency_s)
+    latency_s = link.all_to_all(ranks).latency_s
+    ring_starts_s = exchanges * (link.ring(ranks).latency_s - latency_s) if ranks in ways else 0.0
+    return _MS * (moved_s + starts * latency_s + ring_starts_s)
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:

@@ -23,10 +23,10 @@ class ObjectiveOptions:
     forward, backward and all-to-alls of the embedding operators alone, as in the papers. compute:
     the slowest forward and backward of operators together, without all-to-alls."""
     link: str | None = None
-    """Link of all-to-alls: bytes or bits per second of a device in one direction, latency, and, if
-    it is another one, the bandwidth of all-reduces and reduce-scatters, such as 25GB/s,30us or
-    25GB/s,30us,20GB/s. Default: the link that the cost model learned for this number of devices; if
-    it has none, and in training, all-to-alls are not priced."""
+    """Link of all-to-alls: bytes or bits per second of a device in one direction and latency, and,
+    if they are other ones, those of all-reduces and reduce-scatters, such as 25GB/s,30us or
+    25GB/s,30us,20GB/s,50us. Default: the link that the cost model learned for this number of
+    devices; if it has none, and in training, all-to-alls are not priced."""
     inter_node_link: str | None = None
     """Link between nodes, as --link, which then is the link inside a node: a device's share where
     devices of a node share a network card."""

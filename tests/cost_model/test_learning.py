@@ -108,8 +108,8 @@ def test_a_known_link_is_found_again() -> None:
         times = tuple(price.exchange_ms(np.array(dims, dtype=float)).tolist())
         key = ExchangeKey(dims, 1024, 2)
         found.append(Exchange(key, "hw", "v", times, times, 0.01, 20, float(number)))
-    for columns in (8, 64, 512):  # half as fast around rings
-        took = (all_reduce_ms(link, 2, 2 * 4 * 1024 * columns, starts=1),) * 2
+    for columns in (8, 64, 512):  # half as fast around rings, which start five times as late
+        took = (all_reduce_ms(link, 2, 2 * 4 * 1024 * columns, starts=5),) * 2
         key = ExchangeKey((columns, columns), 1024, 2, collective="all_reduce")
         found.append(Exchange(key, "hw", "v", (0.0, 0.0), took, 0.01, 20, 9.0))
     sharing = replace(found[0], key=ExchangeKey((8,) * 5, 1024, 2), forward_ms=(99.0,) * 5)
@@ -118,7 +118,10 @@ def test_a_known_link_is_found_again() -> None:
     assert only[1].bytes_s == pytest.approx(link.bytes_s, rel=1e-2)
     assert only[1].latency_s == pytest.approx(link.latency_s, rel=1e-2)
     assert only[1].ring(2).bytes_s == pytest.approx(link.bytes_s / 2, rel=1e-2)
-    assert fit_links(found[:-1])[2] == replace(only[1], ring_bytes_s=None)  # too few all-reduces
+    assert only[1].ring(2).latency_s == pytest.approx(5 * link.latency_s, rel=1e-2)
+    too_few = fit_links(found[:-1])[2]
+    assert only[1] == too_few.with_rings(only[1].ring(2))
+    assert too_few.ring(2) == too_few
     assert link_error([sharing]) is None
     assert fit_links(found[2:]) == {}  # too few: others than all-to-alls do not count
     flat = [replace(e, forward_ms=(1.0, 1.0), backward_ms=(1.0, 1.0)) for e in found]
@@ -126,7 +129,7 @@ def test_a_known_link_is_found_again() -> None:
 
 
 def test_both_levels_of_a_network_are_found_again() -> None:
-    network = Network(Link(2e9, 1e-4, 1e9), Link(1e8, 1e-3, 5e7), 2)
+    network = Network(Link(2e9, 1e-4, 1e9, 5e-4), Link(1e8, 1e-3, 5e7, 3e-3), 2)
     found = []
     for ranks, nodes in ((2, ()), (4, (0, 0, 1, 1))):
         for columns in (16, 64, 128, 256, 512):
@@ -143,6 +146,7 @@ def test_both_levels_of_a_network_are_found_again() -> None:
     for old, new in ((network.inside, fitted.inside), (network.between, fitted.between)):
         assert new.bytes_s == pytest.approx(old.bytes_s, rel=1e-2)
         assert new.ring_bytes_s == pytest.approx(old.ring_bytes_s, rel=1e-2)
+        assert new.ring_latency_s == pytest.approx(old.ring_latency_s, rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")

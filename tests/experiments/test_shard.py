@@ -178,7 +178,7 @@ def test_what_counts_is_asked_for_and_said(
     compute = StepPredictor(oracle, task).of(ShardingPlan.load(config.out))
     assert expected < compute.expected_ms  # whoever is asked for something else serves it less
     for changes, says in (
-        ({"link": "fast"}, "or 25GB/s,30us,20GB/s, got 'fast'"),
+        ({"link": "fast"}, "or 25GB/s,30us,20GB/s,50us, got 'fast'"),
         (
             {"link": "1GB/s", "objective": "compute"},
             "which has no all-to-alls",

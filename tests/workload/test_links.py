@@ -1,5 +1,7 @@
 """Networks of two levels, against bytes that are counted one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,12 @@ def test_further_ways_start_anew_and_rows_of_nodes_come_after_others() -> None:
     ):
         plan = ShardingPlan(placements, RANKS)
         assert further_ways_ms(plan, task) == pytest.approx(expected)
+    inside = replace(network.inside, ring_latency_s=9e-3)
+    late = replace(task, objective=Objective("step", replace(network, inside=inside)))
+    for placements, starts in (((whole,), 0), ((rows,), 2), ((whole, rows), 2)):
+        plan = ShardingPlan(placements, RANKS)
+        more_ms = further_ways_ms(plan, late) - further_ways_ms(plan, task)
+        assert more_ms == pytest.approx(starts * (9 - latency_ms))
 
 
 def test_options_are_read_as_they_are_written() -> None:
@@ -107,24 +115,38 @@ def test_options_are_read_as_they_are_written() -> None:
         assert Link.parse(Link(bytes_s, 7.3e-4).option) == Link(bytes_s, 7.3e-4)
 
 
-def test_rings_may_have_another_bandwidth() -> None:
+def test_rings_may_have_another_bandwidth_and_latency() -> None:
     link = Link.parse("4GB/s,1ms,3GB/s")
     assert link == Link(4e9, 1e-3, 3e9)
-    assert Link.parse(link.option) == link
+    assert link.option == "4GB/s,1000us,3GB/s,1000us"
     assert link_from_json(link.to_json()) == link
     assert link.all_to_all(RANKS) == link
     assert link.ring(RANKS) == link.of("ring", RANKS) == Link(3e9, 1e-3)
+    later = Link.parse("4GB/s,1ms,3GB/s,2ms")
+    assert later == link.with_rings(Link(3e9, 2e-3))
+    assert Link.parse(later.option) == link_from_json(later.to_json()) == later
+    assert later.ring(RANKS) == Link(3e9, 2e-3)
+    assert str(later) == "4 GB/s, 1000 us, rings 3 GB/s, 2000 us"
+    assert Link(4e9, ring_latency_s=0.0).ring(RANKS) == Link(4e9)
     assert link.block_share(RANKS, RANKS) == pytest.approx(4 / 3)
     assert link.block_share(RANKS, 1) == 1
     network = Network(Link(4e9, 5e-6, 3e9), Link(1e9, 2e-5, 0.6e9), NODE)
     assert link_from_json(network.to_json()) == network
     assert network.ring(RANKS).bytes_s == pytest.approx(min(3e9, NODE * 0.6e9))
     assert network.all_to_all(RANKS) == NETWORKS[0].all_to_all(RANKS)
+    started = replace(network, inside=network.inside.with_rings(Link(3e9, 4e-3)))
+    assert started.ring(RANKS).latency_s == 4e-3
+    assert started.all_to_all(RANKS) == network.all_to_all(RANKS)
     slower = network.node_rows_s(RANKS) - NETWORKS[0].node_rows_s(RANKS)
     assert slower == pytest.approx((NODE - 1) / NODE * (1 / 3e9 - 1 / 4e9))
     with pytest.raises(FieldError, match="ring_bytes_s: must be more than 0"):
         Link(1e9, 0.0, 0.0)
-    for text in ("4GB/s,1ms,", "4GB/s,,3GB/s", "4GB/s,1ms,0GB/s", "4GB/s,1ms,3GB/s,2GB/s"):
+    with pytest.raises(FieldError, match="ring_latency_s: must be at least 0"):
+        Link(1e9, 0.0, None, -1.0)
+    for text in (
+        "4GB/s,1ms,", "4GB/s,,3GB/s", "4GB/s,1ms,0GB/s", "4GB/s,1ms,3GB/s,2GB/s",
+        "4GB/s,1ms,3GB/s,1ms,3GB/s",
+    ):  # fmt: skip
         with pytest.raises(UserError, match="a link is given by bandwidth, latency and, if"):
             Link.parse(text)
 
@@ -141,7 +163,7 @@ def test_groups_of_ranks_have_all_to_alls_and_rings_of_their_own() -> None:
 
 def test_the_slowest_link_has_the_slowest_rings_of_any() -> None:
     first, second = Link(10e9, 0.0, 9e9), Link(12e9, 0.0, 3e9)
-    assert slowest_of([first, second], RANKS) == Link(10e9, 0.0, 3e9)
+    assert slowest_of([first, second], RANKS) == first.with_rings(Link(3e9))
     assert slowest_of([first], RANKS) == first
     networks = [Network(link, link, NODE) for link in (first, second)]
     found = slowest_of(networks, RANKS)
