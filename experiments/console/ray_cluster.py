@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError
@@ -34,8 +35,10 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
     # A cluster that starts here gives its workers normal priority: nothing else of it needs the
     # node, and beside other processes, Ray's low priority would leave workers next to no time.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Nobody looks at the dashboard of a cluster that ends with this command.
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
     except (ConnectionError, ValueError) as error:
         given = os.environ.get("RAY_ADDRESS")
         where = f"RAY_ADDRESS={given}" if given else "this machine"
