@@ -95,7 +95,8 @@ class PoolCoordinator:
         return next((device.info for device in self._fleet.measuring()), None)
 
     async def _wait_until_started(self, shards: int, waited_s: float) -> None:
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        began = time.monotonic()
+        deadline = began + _SETTLE_SECONDS
         now_waiting, until = self._expected_shards
         self._expected_shards = (
             max(shards, now_waiting if until > time.monotonic() else 0),
@@ -103,7 +104,8 @@ class PoolCoordinator:
         )
         self._refresh_event.set()
         while not self._settled and (left := deadline - time.monotonic()) > 0:
-            if (reason := self._fleet.unavailable_reason(waited_s)) is not None:
+            waits_s = waited_s + time.monotonic() - began
+            if (reason := self._fleet.unavailable_reason(waits_s)) is not None:
                 raise PoolError(f"the cluster has no device to measure on: {reason}")
             self._fleet_changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -191,6 +193,7 @@ class PoolCoordinator:
                     self._fleet.release()
                 else:
                     await self._fleet.grow()
+                    self._fleet_changed.set()  # there may be no devices, which is known now
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a task in the background; its exceptions are logged."""

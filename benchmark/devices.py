@@ -162,7 +162,11 @@ class DeviceFleet(Fleet):
         return self._settled
 
     async def _report_on(self, node_ids: Sequence[str]) -> None:
-        for node_id, answer in zip(node_ids, reports_of(node_ids), strict=True):
+        here = ray.get_runtime_context().get_node_id()
+        if here in node_ids:  # this process, a worker like any other, knows as much
+            self._reports[here] = this_machine(here)
+        others = [node_id for node_id in node_ids if node_id != here]
+        for node_id, answer in zip(others, reports_of(others), strict=True):
             try:
                 self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
             except (TimeoutError, RayError) as error:

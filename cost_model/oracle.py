@@ -60,13 +60,19 @@ class EstimatedCosts:
         overhead = model.counted_overhead
         self._overhead = None if overhead is None else SumOverhead(overhead, model.compute)
         self._rows = PieceRows()
+        self._warns = True
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.amounts)
 
     def fresh(self) -> "EstimatedCosts":
-        """Returns an oracle of the same costs that keeps nothing of tables that were priced."""
-        return EstimatedCosts(self.model, self.batch_size, self.residuals)
+        """Returns an oracle of the same costs that keeps nothing of tables that were priced.
+
+        It does not warn of tables out of the training distribution, as this one does.
+        """
+        found = EstimatedCosts(self.model, self.batch_size, self.residuals)
+        found._warns = False
+        return found
 
     def for_objective(self, objective: Objective, ranks: int) -> "EstimatedCosts":
         """Returns the oracle of another objective or number of devices, for the same batch size."""
@@ -296,6 +302,8 @@ class EstimatedCosts:
 
     def _warn_of_new(self, pieces: Sequence[Piece], inputs: Tensor, amounts: Tensor) -> None:
         """Warns of out-of-distribution tables, once per table."""
+        if not self._warns:
+            return
         first: dict[tuple[str, int], int] = {}
         for number, piece in enumerate(pieces):
             first.setdefault((piece.table.access_digest, piece.table.dim), number)

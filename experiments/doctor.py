@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,10 +162,20 @@ def _measuring(path: Path) -> Iterator[Finding]:
 
 def _links(pool: BenchmarkPool) -> Iterator[Finding]:
     """Measures collectives inside a node and among all nodes, and says which options fit them."""
-    sizes = pool.node_sizes()
-    links = fit_links(measure_equal(pool, _BATCH))
+    sizes, measured = pool.node_sizes(), measure_equal(pool, _BATCH)
+    for (name, _), alike in groupby(measured, lambda e: (e.key.collective, bool(e.key.nodes))):
+        few, *_, many = alike
+        where = f"{len(set(few.key.nodes))} nodes" if few.key.nodes else "one node"
+        low_ms, high_ms = (max(map(sum, zip(e.forward_ms, e.backward_ms, strict=True)))
+                           for e in (few, many))  # fmt: skip
+        yield Finding(
+            name.replace("_", "-"),
+            f"{few.key.ranks} ranks on {where}, forward and backward: {low_ms:.1f} ms for "
+            f"{few.key.dims[0]} columns of each rank, {high_ms:.1f} ms for {many.key.dims[0]}",
+        )
+    links = fit_links(measured)
     if not links:
-        yield Finding("all-to-all", "one device, or a link that more columns do not slow down")
+        yield Finding("link", "one device, or more columns take no longer")
         return
     link = links[max(links)]
     says = (
@@ -176,7 +187,7 @@ def _links(pool: BenchmarkPool) -> Iterator[Finding]:
         )
     )
     among = f"{len(sizes)} nodes" if max(links) > max(sizes) or max(sizes) == 1 else "one node"
-    yield Finding("all-to-all", f"{max(links)} ranks on {among}: {says}")
+    yield Finding("link", f"{max(links)} ranks on {among}: {says}")
 
 
 if __name__ == "__main__":

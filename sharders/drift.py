@@ -2,7 +2,6 @@
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.cost_model import EstimatedCosts, OutsideTraining, StepPrediction, StepPredictor
+from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
 from autoshard.cost_model.drift import CostChange, cost_change, sampling_error
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.context import SharderContext
@@ -238,9 +237,7 @@ class DriftMonitor:
         number, self.step = self.step, self.step + 1
         if self._parts or number >= self._next:
             self._collect(batch)
-        if self._work is None or not self._work.done():
-            return None
-        return self.wait()
+        return self.wait() if self._work is not None and self._work.done() else None
 
     __call__ = observe
 
@@ -328,7 +325,6 @@ def predicted(
     oracle: EstimatedCosts, task: ShardingTask, plans: Iterable[ShardingPlan]
 ) -> list[StepPrediction]:
     """Returns the predicted step times of plans; the oracle keeps nothing of the task's tables."""
-    warnings.simplefilter("ignore", OutsideTraining)  # the plan's oracle has warned of the tables
     own = oracle.fresh()
     predictor = StepPredictor(own, task)
     return [predictor.of(plan) for plan in plans]

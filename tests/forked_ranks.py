@@ -34,7 +34,7 @@ def run_forked(
     An AssertionError has what was said if one fails; the others are ended.
 
     `of_node`: Ranks of a node, by default all. `killed`: Rank that kills itself, by intention; then
-    nothing is returned.
+    the others end, too, and nothing is returned.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = [_CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
@@ -51,6 +51,8 @@ def run_forked(
             if killed is not None:
                 processes[killed].join(PATIENCE_S)
                 assert processes[killed].exitcode == -signal.SIGKILL
+                for process in processes:
+                    process.join(PATIENCE_S)
                 return []
             found = dict[int, Any]()
             end = time.monotonic() + PATIENCE_S

@@ -97,6 +97,11 @@ def read_plan(
     """
     plan = ShardingPlan.load(path)
     with documents.naming(path):
+        if plan.replicas is not None:
+            raise UserError(
+                f"is the plan of each of {plan.replicas.count} replica groups, which are planned "
+                "by --replica-group-size alone: give a plan of all devices"
+            )
         if any_devices and plan.num_devices != len(task.devices):
             plan.check_columns(task.tables)
         else:

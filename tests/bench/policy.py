@@ -3,6 +3,9 @@
 import multiprocessing
 import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from commands import EXPERIMENTS
 
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.cost_model.threads import one_thread
@@ -52,6 +56,10 @@ _SIZES = {
     (5000, 128): (2.0, 5.0),
     (5000, 256): (4.0, 10.0),
 }
+_WORLDS = (
+    "--tables synthetic:1000:1:small --num-devices 4,8,16,32,48,64,96,128 --memory-gb 32 "
+    "--batch-size 8192 --link 25GB/s,30us --no-probe"
+)
 _TRANSFER = ((20, 2), (100, 8), (200, 16))  # tables, devices
 _TORCHREC = ("torchrec", "torchrec_columns")
 _TIGHT_TASKS = 24
@@ -72,7 +80,20 @@ def speed_metrics() -> list[Metric]:
     # In a separate process, to measure its memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         metrics += process.submit(_planning_metrics).result()
-    return metrics
+    seconds = _worlds_seconds()
+    return [
+        *metrics,
+        Metric("plan_world.py, 1,000 tables on 8 numbers of devices", "at most 20 s", seconds, "s"),
+    ]
+
+
+def _worlds_seconds() -> float:
+    """Returns the seconds of a whole `plan_world.py`."""
+    program = [sys.executable, str(EXPERIMENTS / "plan_world.py"), *_WORLDS.split()]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(program, check=True, capture_output=True, cwd=folder)
+    return time.monotonic() - began
 
 
 def _planning_metrics() -> list[Metric]:

@@ -49,7 +49,7 @@ def gpus(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "requested_backend", fake)
     monkeypatch.setattr(rehearsal, "requested_backend", fake)
     end_pool()
-    node = cluster.add_node(num_cpus=0, num_gpus=GPUS, resources={"benchmark": 1})  # type: ignore[attr-defined]
+    node = cluster.add_node(num_cpus=2, num_gpus=GPUS, resources={"benchmark": 1})  # type: ignore[attr-defined]
     yield
     end_pool()
     cluster.remove_node(node)  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def test_a_gpu_that_another_cluster_measures_on_is_left_alone(
     while len(pool.devices()) < GPUS:
         time.sleep(0.2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as Ray tells the other cluster's actor
-    shards = random_shards(tables, 24, 4, seed=3)
+    shards = random_shards(tables, 8, 4, seed=3)
     with fake("cuda").claim("a pool of another cluster"):
         answers = pool.measure(shards, SETTINGS)
     assert {answer.status for answer in answers} == {"ok"}
@@ -155,8 +155,8 @@ def test_a_gpu_that_disappears_costs_no_shard(
     pool = BenchmarkPool(tmp_path / "costs.db", "cuda")
     while len(pool.devices()) < GPUS:
         time.sleep(0.2)
-    answers = pool.measure(random_shards(tables, 24, 4, seed=2), SETTINGS)
-    assert [answer.status for answer in answers] == ["ok"] * 24
+    answers = pool.measure(random_shards(tables, 12, 4, seed=2), SETTINGS)
+    assert [answer.status for answer in answers] == ["ok"] * 12
     (line,) = [line for line in pool.notices() if "the driver has lost it" in line]
     assert line.endswith("(RuntimeError: CUDA error: unspecified launch failure)")
     assert len(pool.devices()) == GPUS - 1  # for a while it is not tried again

@@ -316,6 +316,7 @@ def test_an_out_of_distribution_table_is_reported_once_for_all_its_pieces(
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutsideTraining)
         oracle.amounts([Piece(huge, 64, 64)])
+        oracle.fresh().amounts([huge.whole()])  # of which the first one has warned
 
 
 def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:

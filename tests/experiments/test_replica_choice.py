@@ -47,6 +47,13 @@ def test_a_size_may_be_named(config: ShardConfig) -> None:
     assert plan.replicas is not None
     assert plan.replicas.group_size == 2
     assert plan.replicas.sync_interval == 1
+    alone = {"replica_group_size": None, "sync_interval": None, "sharder": "autoshard"}
+    whole = replace(config, num_devices=2, **alone)
+    for given in (
+        {"plan": config.out}, {"start_plan": config.out, "max_moved_gb": 1.0}
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"plan.json: is the plan of each of 2 replica groups"):
+            shard.main(replace(whole, **given))
 
 
 def test_sizes_without_memory_are_reported(

@@ -73,8 +73,8 @@ def test_moving_twice_changes_no_loss(
 Moment = Literal["moving", "saving", "after"]
 
 
-def train_until_killed(folder: Path, moment: Moment) -> None:
-    """Saves by a plan, moves, and saves by the other one; rank 1 is killed on the way."""
+def train_until_killed(folder: Path, moment: Moment, killed: int) -> None:
+    """Saves by a plan, moves, and saves by the other one; a rank is killed on the way."""
 
     def die_at(number: int, then: Any) -> Any:
         """Runs a function so many times."""
@@ -87,12 +87,16 @@ def train_until_killed(folder: Path, moment: Moment) -> None:
 
         return run
 
-    training, dies = Training(A, "adagrad"), distributed.get_rank() == 1
+    training, dies = Training(A, "adagrad"), distributed.get_rank() == killed
     training.steps(range(3))
     save_checkpoint(folder / "3", {**training.state, "step": 3}, A)
     if dies and moment == "moving":
         resharding.batch_isend_irecv = die_at(2, resharding.batch_isend_irecv)
-    reshard(training.model, B)
+    try:
+        reshard(training.model, B)
+    except UserError as error:
+        (folder / "said").write_text(str(error))
+        return
     training.steps(range(3, 6))
     if dies and moment == "saving":
         torch.save = die_at(3, torch.save)
@@ -110,13 +114,19 @@ def go_on(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "step", "plan"), [("moving", 3, A), ("saving", 3, A), ("after", 6, B)]
+    ("moment", "killed", "step", "plan"),
+    [("moving", 0, 3, A), ("moving", 1, 3, A), ("saving", 0, 3, A), ("after", 1, 6, B)],
 )
 def test_a_rank_that_is_killed_costs_the_steps_since_the_checkpoint_only(
-    moment: Moment, step: int, plan: ShardingPlan, tmp_path: Path
+    moment: Moment, killed: int, step: int, plan: ShardingPlan, tmp_path: Path
 ) -> None:
-    run_forked(2, train_until_killed, tmp_path, moment, killed=1)
+    run_forked(2, train_until_killed, tmp_path, moment, killed, killed=killed)
     assert (tmp_path / "6").exists() == (moment != "moving")
+    if moment == "moving":
+        said = (tmp_path / "said").read_text()
+        assert said.startswith("tables were not moved, as a rank is gone (")
+        assert said.endswith("): start all ranks again from the last checkpoint")
+        assert "\n" not in said
     newest = max(tmp_path.glob("*/.metadata")).parent
     assert (newest.name, plan_of_checkpoint(newest)) == (str(step), plan)
     expected, *_ = run_forked(2, steps, A)

@@ -8,6 +8,7 @@ Afterwards `in_backward_optimizer_filter` no longer finds the tables.
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, cast
@@ -51,11 +52,13 @@ def reshard(model: DistributedModelParallel, plan: ShardingPlan) -> None:
         plan: Plan for the same number of ranks.
 
     Raises:
-        UserError: Something cannot be moved, or ranks have different plans; nothing has changed.
+        UserError: Something cannot be moved, or ranks have different plans; nothing has changed. Or
+            a rank is gone; then a new training must load the last checkpoint.
     """
     group: ProcessGroup = model._env.process_group
     plans = [plan] * distributed.get_world_size(group)
-    distributed.all_gather_object(plans, plan, group)
+    with _all_ranks_there():
+        distributed.all_gather_object(plans, plan, group)
     if any(other != plan for other in plans):
         raise UserError("ranks were given different plans: load one file on all of them")
     sharded = {
@@ -90,6 +93,19 @@ def reshard(model: DistributedModelParallel, plan: ShardingPlan) -> None:
         gc.collect()  # what was there refers to itself in circles, and it is as large
     # In place, for those who hold it.
     model._optim._optims = model._init_optim(model.module)._optims
+
+
+@contextmanager
+def _all_ranks_there() -> Iterator[None]:
+    """Raises UserError where a collective fails, as it does if a rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"tables were not moved, as a rank is gone ({reason}): start all ranks again from the "
+            "last checkpoint"
+        ) from error
 
 
 def _unsharded(module: ShardedEmbeddingBagCollection) -> EmbeddingBagCollection:
@@ -176,7 +192,8 @@ def _move(
     rank, sources, targets = distributed.get_rank(group), _parts(old), _parts(new)
     own = _RankParts(_without_tensors(sources), _without_tensors(targets), _rates(old))
     told = [own] * distributed.get_world_size(group)
-    distributed.all_gather_object(told, own, group)
+    with _all_ranks_there():
+        distributed.all_gather_object(told, own, group)
     for name in sorted({name for of_rank in told for name, _ in of_rank.sources}):
         operations, writes = list[P2POp](), list[tuple[Overlap, torch.Tensor, torch.Tensor]]()
         for tag, (sender, source, receiver, target, common) in enumerate(_transfers(name, told)):
@@ -191,8 +208,9 @@ def _move(
                 operations.append(P2POp(does, values, group=group, tag=tag, group_peer=peer))
             if rank == receiver:
                 writes.append((common, _tensor(targets[target]), values))
-        for work in batch_isend_irecv(operations) if operations else ():
-            work.wait()
+        with _all_ranks_there():
+            for work in batch_isend_irecv(operations) if operations else ():
+                work.wait()
         for tensor in [tensor for common, tensor, _ in writes if common.is_added]:
             tensor.zero_()
         for common, tensor, values in writes:
