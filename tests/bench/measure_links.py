@@ -1,4 +1,5 @@
-"""Measures collectives on two nodes of two devices; prints predicted over measured times as JSON.
+"""Measures collectives on two nodes of two devices; prints predicted over measured times, and the
+options of the fitted links, as JSON.
 
 Links are fitted to other sizes, those that `doctor.py` measures. All are measured in several
 passes, so that a minute in which the machine is slower counts for all alike. Argument: address of
@@ -20,6 +21,7 @@ from autoshard.benchmark import BenchmarkPool, Exchange
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.cost_model.link_fit import exchange_ms, fit_links
 from autoshard.experiments.collecting.collection import measure_equal
+from autoshard.workload import Network
 from autoshard.workload.links import AnyLink, all_reduce_ms
 
 _BATCH = 1024
@@ -37,7 +39,14 @@ def main(address: str) -> None:
                       for part in zip(*passes, strict=True))  # fmt: skip
     links = fit_links(fitted)
     found = {_name(e.key): _price_over_measured(e, links[e.key.ranks]) for e in shapes}
-    sys.stdout.write(json.dumps(found))
+    network = links[max(links)]
+    assert isinstance(network, Network)
+    options = {
+        "link": network.inside.option,
+        "inter_node_link": network.between.option,
+        "devices_per_node": network.devices_per_node,
+    }
+    sys.stdout.write(json.dumps({"ratios": found, "options": options}))
 
 
 def _measured() -> tuple[list[Exchange], list[Exchange]]:
