@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from namespaces import Machine
@@ -16,7 +17,11 @@ BOTH, INSIDE, NONE = "both links", "the link inside", "no link"
 
 
 def steps_by_known_links(
-    machine: Machine, address: str, options: ObjectiveOptions, folder: Path
+    machine: Machine,
+    address: str,
+    options: ObjectiveOptions,
+    folder: Path,
+    known: Sequence[str] = (BOTH, INSIDE, NONE),
 ) -> dict[str, float]:
     """Median milliseconds of a step by each plan, on all devices of a cluster at once.
 
@@ -25,16 +30,14 @@ def steps_by_known_links(
         address: The cluster's.
         options: Both links.
         folder: For the task and the plans.
+        known: What plans know.
     """
     heavy = tuple(EmbeddingTable(f"heavy{n}", 500_000, 8, 100.0) for n in range(2))
     tables = (*heavy, *load_tables("synthetic:30:0:small"))
     (folder / "plans").mkdir()
-    for name, given in (
-        (NONE, ObjectiveOptions()),
-        (INSIDE, ObjectiveOptions(link=options.link)),
-        (BOTH, options),
-    ):
-        objective = given.build_objective(RANKS)
+    given = {NONE: ObjectiveOptions(), INSIDE: ObjectiveOptions(link=options.link), BOTH: options}
+    for name in sorted(known, reverse=True):  # that of both links comes last: it is the task's
+        objective = given[name].build_objective(RANKS)
         model = load_model("cpu").for_objective(objective, RANKS)
         operator = model.provenance.operator
         task = ShardingTask(

@@ -63,14 +63,11 @@ PLANS = {
     "even on 2": (2, [{0: 16, 1: 16}, {0: 8, 1: 8}, {0: 12, 1: 12}, {0: 8, 1: 8}]),
     "uneven on 2": (2, [{1: 28, 0: 4}, {0: 4, 1: 12}, {1: 24}, {1: 12, 0: 4}]),
     "co-located on 2": (2, [{0: 32}, {0: 16}, {0: 24}, {0: 16}]),
-    "even on 4": (4, [{0: 8, 1: 8, 2: 8, 3: 8}, {3: 16}, {0: 12, 2: 12}, {1: 16}]),
     "uneven on 4": (4, [{3: 20, 0: 8, 2: 4}, {1: 4, 2: 12}, {2: 20, 1: 4}, {0: 4, 3: 12}]),
     "co-located on 4": (4, [{1: 32}, {1: 16}, {3: 24}, {3: 16}]),
     "copies on 2": (2, [{0: 16, 1: 16}, _COPIED, {1: 24}, _COPIED]),
-    "copies on 4": (4, [{3: 20, 0: 12}, {2: 16}, _COPIED, {1: 16}]),
     "copies alone on 4": (4, [_COPIED] * 4),
     "rows on 2": (2, [_BY_ROWS, {0: 4, 1: 12}, _BY_ROWS, {0: 16}]),
-    "rows on 4": (4, [{3: 20, 0: 12}, _BY_ROWS, {2: 24}, _BY_ROWS]),
     "rows alone on 4": (4, [_BY_ROWS] * 4),
     "all ways on 2": (2, [{0: 20, 1: 12}, _BY_ROWS, {1: 24}, _COPIED]),
     "all ways on 4": (4, [_BY_ROWS, _COPIED, {2: 12, 3: 12}, {0: 16}]),
@@ -203,7 +200,7 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
 
 @pytest.mark.parametrize(
     "name",
-    ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4", "grid on 4", "hot rows on 4"],
+    ["uneven on 2", "copies on 2", "all ways on 4", "grid on 4", "hot rows on 4"],
 )
 def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGroup]) -> None:
     ranks, columns = PLANS[name]
@@ -219,8 +216,7 @@ def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGr
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("consecutive", [False, True])
-@pytest.mark.parametrize("name", ["uneven on 2", "all ways on 2"])
+@pytest.mark.parametrize(("name", "consecutive"), [("uneven on 2", False), ("all ways on 2", True)])
 def test_copies_on_two_groups_learn_what_one_model_learns(
     name: str,
     consecutive: bool,
