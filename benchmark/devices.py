@@ -64,6 +64,7 @@ class DeviceFleet(Fleet):
         self._settled = self._requested  # what "auto" means while devices are held
         self._max_devices = max_devices
         self._reports: dict[str, NodeReport] = {}
+        self._looked = False  # at all nodes
         self._places: list[Place] = []  # known and free of actors
         self._starting: dict[Place, asyncio.Task[PoolDevice | None]] = {}
         self._failures: dict[Place, tuple[float, str]] = {}
@@ -82,7 +83,10 @@ class DeviceFleet(Fleet):
                     if self._only_declared
                     else "its node left the cluster",
                 )
-        await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
+        new = [node_id for node_id in nodes if node_id not in self._reports]
+        self._looked = self._looked and not new
+        await self._report_on(new)
+        self._looked = all(node_id in self._reports for node_id in nodes)
         backend = self._settle(best_backend(nodes.values()))
         reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
         reports = [report for report in reports if self._may_have(report)]
@@ -122,7 +126,7 @@ class DeviceFleet(Fleet):
         if failures and None not in failures:
             return "; ".join(map(str, failures))
         wanted = self._requested or best_backend(())
-        if self._hardware and self._reports and not (self._places or wanted.num_gpus):
+        if self._hardware and self._looked and not (self._places or wanted.num_gpus):
             return f"none of its devices is {self._hardware}"
         if waited_s < wanted.patience_s:
             return None

@@ -55,6 +55,8 @@ class _Line(NamedTuple):
         if len(exchanges) < least:
             return None
         terms = np.array([[1.0, e.key.ranks, flow(e.key)] for e in exchanges])
+        if len(set(terms[:, 1])) == 1:  # which says nothing of others
+            terms[:, 1] = 0.0
         measured_ms = np.array([took_ms(e) for e in exchanges])
         weights = fit_terms(terms, measured_ms)
         error = float(np.sqrt(np.square(terms @ weights / measured_ms - 1).mean()))
@@ -78,9 +80,9 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     """
     usable, all_reduces = _usable(exchanges, "all_to_all"), _usable(exchanges, "all_reduce")
     found: dict[int, AnyLink] = {}
-    inside = _all_to_alls([e for e in usable if not e.key.nodes], _flow)
+    inside = _all_to_all_line([e for e in usable if not e.key.nodes], _flow)
     if inside is not None:
-        rings = _all_reduces([e for e in all_reduces if not e.key.nodes])
+        rings = _ring_links([e for e in all_reduces if not e.key.nodes])
         for ranks, link in inside.links(range(2, inside.max_ranks + 1)).items():
             found[ranks] = link.with_rings(rings[ranks]) if ranks in rings else link
     sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
@@ -90,16 +92,16 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     among = [e for e in usable if e.key.devices_per_node == node]
     # Devices of a node have a network card each, or share one.
     flows = [partial(_between_flow, shared=shared) for shared in (False, True)]
-    lines = [line for flow in flows if (line := _all_to_alls(among, flow)) is not None]
+    lines = [line for flow in flows if (line := _all_to_all_line(among, flow)) is not None]
     if not lines:
         return found
     between = min(lines, key=lambda line: line.error)
     found = {ranks: link for ranks, link in found.items() if ranks <= node}
-    rings = _all_reduces([e for e in all_reduces if e.key.devices_per_node == node])
+    rings = _ring_links([e for e in all_reduces if e.key.devices_per_node == node])
     for ranks, plain in between.links(range(2 * node, between.max_ranks + 1, node)).items():
-        ring = rings.get(ranks)  # each device's share of it is asked for
-        share = ring and replace(ring, bytes_s=ring.bytes_s / node)
-        link = plain if share is None else plain.with_rings(share)
+        link, ring = plain, rings.get(ranks)
+        if ring is not None:  # a device's share of it
+            link = plain.with_rings(replace(ring, bytes_s=ring.bytes_s / node))
         if node == 1:
             found[ranks] = link
         elif isinstance(within := found.get(node), Link):
@@ -128,17 +130,17 @@ def _usable(exchanges: Sequence[Exchange], collective: MeasuredCollective) -> li
     return [e for e, key in keys if key.collective == collective and 1 < key.ranks <= key.devices]
 
 
-def _all_to_alls(
+def _all_to_all_line(
     exchanges: Sequence[Exchange], flow: Callable[[ExchangeKey], float]
 ) -> _Line | None:
     """Returns the line of these all-to-alls; None if they are too few."""
     return _Line.of(exchanges, flow, _slowest_ms, MIN_EXCHANGES)
 
 
-def _all_reduces(exchanges: Sequence[Exchange]) -> dict[int, Link]:
+def _ring_links(exchanges: Sequence[Exchange]) -> dict[int, Link]:
     """Returns the links fitted to these all-reduces, for each number of ranks up to the most.
 
-    None where they are too few, or take as long with more columns.
+    Empty where they are too few, or take as long with more columns.
     """
     line = _Line.of(exchanges, _reduced_flow, lambda e: max(e.backward_ms), _MIN_ALL_REDUCES)
     return {} if line is None else line.links(range(2, line.max_ranks + 1))

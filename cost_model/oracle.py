@@ -68,7 +68,7 @@ class EstimatedCosts:
     def fresh(self) -> "EstimatedCosts":
         """Returns an oracle of the same costs that keeps nothing of tables that were priced.
 
-        It does not warn of tables out of the training distribution, as this one does.
+        Warnings of tables outside the training distribution are left to this oracle.
         """
         found = EstimatedCosts(self.model, self.batch_size, self.residuals)
         found._warns = False
@@ -80,6 +80,7 @@ class EstimatedCosts:
         found = EstimatedCosts(model, self.batch_size, self.residuals)
         # Amounts of pieces do not depend on what counts.
         found._rows, found._amounts, found._met = self._rows, self._amounts, self._met
+        found._warns = self._warns
         return found
 
     def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:  # noqa: ARG002

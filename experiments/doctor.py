@@ -166,11 +166,12 @@ def _links(pool: BenchmarkPool) -> Iterator[Finding]:
     for (name, _), alike in groupby(measured, lambda e: (e.key.collective, bool(e.key.nodes))):
         few, *_, many = alike
         where = f"{len(set(few.key.nodes))} nodes" if few.key.nodes else "one node"
+        both = "" if name == "all_reduce" else ", forward and backward"
         low_ms, high_ms = (max(map(sum, zip(e.forward_ms, e.backward_ms, strict=True)))
                            for e in (few, many))  # fmt: skip
         yield Finding(
             name.replace("_", "-"),
-            f"{few.key.ranks} ranks on {where}, forward and backward: {low_ms:.1f} ms for "
+            f"{few.key.ranks} ranks on {where}{both}: {low_ms:.1f} ms for "
             f"{few.key.dims[0]} columns of each rank, {high_ms:.1f} ms for {many.key.dims[0]}",
         )
     links = fit_links(measured)

@@ -238,7 +238,7 @@ AnyLink: TypeAlias = Link | Network
 def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
     """Returns the link with the slowest all-to-alls of so many devices, and the slowest rings."""
     slowest = min(links, key=lambda link: link.all_to_all(ranks).bytes_s)
-    rings = min((link.ring(ranks) for link in links), key=lambda ring: ring.bytes_s)
+    rings = min((link.ring(ranks) for link in links), key=lambda r: (r.bytes_s, -r.latency_s))
     if rings == slowest.ring(ranks):
         return slowest
     if isinstance(slowest, Link):

@@ -224,13 +224,13 @@ def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
             columns[placement.device] = columns.get(placement.device, 0) + width
     starts = (len(ways) - 1) * (exchanges + _INPUT_EXCHANGES)
     moved_s = 0.0
-    if columns and isinstance(link, Network):
-        starts += exchanges  # inside and between
+    latency_s = link.all_to_all(ranks).latency_s
+    rings_s = exchanges * (link.ring(ranks).latency_s - latency_s) if ranks in ways else 0.0
+    if columns and isinstance(link, Network):  # inside, and then between
+        rings_s += exchanges * link.inside.ring(link.devices_per_node).latency_s
         sums = _ELEMENT_BYTES * task.batch_size * max(columns.values())
         moved_s = exchanges * sums * link.node_rows_s(ranks)
-    latency_s = link.all_to_all(ranks).latency_s
-    ring_starts_s = exchanges * (link.ring(ranks).latency_s - latency_s) if ranks in ways else 0.0
-    return _MS * (moved_s + starts * latency_s + ring_starts_s)
+    return _MS * (moved_s + starts * latency_s + rings_s)
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:

@@ -99,8 +99,8 @@ def read_plan(
     with documents.naming(path):
         if plan.replicas is not None:
             raise UserError(
-                f"is the plan of each of {plan.replicas.count} replica groups, which are planned "
-                "by --replica-group-size alone: give a plan of all devices"
+                f"is the plan of one of {plan.replicas.count} replica groups, which this command "
+                "does not read: give a plan for all devices"
             )
         if any_devices and plan.num_devices != len(task.devices):
             plan.check_columns(task.tables)

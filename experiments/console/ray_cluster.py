@@ -101,15 +101,16 @@ def _address(must_run: bool) -> str | None:
                 f"no Ray cluster answers at RAY_ADDRESS={given} ({problem}): start it, or unset "
                 "RAY_ADDRESS to use this machine"
             )
-        return None  # Ray reads RAY_ADDRESS itself
+        return "local" if given == "local" else None  # Ray reads other ones itself
     # A cluster that was killed leaves its address in this file.
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     file = Path(folder) / "ray" / "ray_current_cluster"
     latest = file.read_text().strip() if file.is_file() else ""
-    if not _problem(latest):
-        return "auto" if must_run else None
+    if latest and not _problem(latest):
+        return "auto"
     if must_run:
-        raise UserError(f"no Ray cluster runs here: nothing answers at {latest}, the latest one's")
+        why = f": nothing answers at {latest}, the latest one's" if latest else ""
+        raise UserError(f"no Ray cluster runs here{why}")
     return "local"
 
 

@@ -132,6 +132,22 @@ def test_a_known_link_is_found_again() -> None:
     assert fit_links(flat) == {}  # more columns take no longer
 
 
+def test_a_latency_at_one_number_of_ranks_is_that_of_others() -> None:
+    link, found = Link(2e9, 3e-4), []
+    for collective, took_ms in (
+        ("all_to_all", lambda columns: exchange_ms((columns,) * 4, 1024, link)),
+        ("all_reduce", lambda columns: all_reduce_ms(link, 4, 4 * 1024 * columns, starts=2)),
+    ):
+        for columns in (16, 64, 128, 256, 512):
+            took = (took_ms(columns),) * 4
+            key = ExchangeKey((columns,) * 4, 1024, 4, collective=collective)  # type: ignore[arg-type]
+            found.append(Exchange(key, "hw", "v", took, took, 0.01, 20, 9.0))
+    for fitted in fit_links(found).values():
+        assert isinstance(fitted, Link)
+        assert fitted.latency_s == pytest.approx(3e-4, rel=1e-2)
+        assert fitted.ring_latency_s == pytest.approx(6e-4, rel=1e-2)
+
+
 def test_both_levels_of_a_network_are_found_again() -> None:
     network = Network(Link(2e9, 1e-4, 1e9, 5e-4), Link(1e8, 1e-3, 5e7, 3e-3), 2)
     found = []

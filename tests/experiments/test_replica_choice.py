@@ -52,7 +52,7 @@ def test_a_size_may_be_named(config: ShardConfig) -> None:
     for given in (
         {"plan": config.out}, {"start_plan": config.out, "max_moved_gb": 1.0}
     ):  # fmt: skip
-        with pytest.raises(UserError, match=r"plan.json: is the plan of each of 2 replica groups"):
+        with pytest.raises(UserError, match=r"plan.json: is the plan of one of 2 replica groups"):
             shard.main(replace(whole, **given))
 
 

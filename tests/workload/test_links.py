@@ -92,22 +92,28 @@ def test_further_ways_start_anew_and_rows_of_nodes_come_after_others() -> None:
     whole, rows = Placement("a", 0, 32, 0), Placement("b", 0, 32, 0, RANKS)
     node = Placement("c", 0, 32, NODE, NODE)
     latency_ms = 1e3 * network.all_to_all(RANKS).latency_s
+    inside_ms = 1e3 * network.inside.latency_s
     moved_ms = 2 * 1e3 * SAMPLE_BYTES * RANKS * 32 * 2 * network.node_rows_s(RANKS)
     for placements, expected in (
         ((whole,), 0.0),
         ((rows,), 0.0),
         ((whole, rows), 4 * latency_ms),
-        ((node,), 2 * latency_ms + moved_ms),
-        ((whole, rows, node), 10 * latency_ms + moved_ms),
+        ((node,), 2 * inside_ms + moved_ms),
+        ((whole, rows, node), 8 * latency_ms + 2 * inside_ms + moved_ms),
     ):
         plan = ShardingPlan(placements, RANKS)
         assert further_ways_ms(plan, task) == pytest.approx(expected)
     inside = replace(network.inside, ring_latency_s=9e-3)
     late = replace(task, objective=Objective("step", replace(network, inside=inside)))
-    for placements, starts in (((whole,), 0), ((rows,), 2), ((whole, rows), 2)):
+    for placements, expected in (
+        ((whole,), 0.0),
+        ((rows,), 2 * (9 - latency_ms)),
+        ((whole, rows), 2 * (9 - latency_ms)),
+        ((node,), 2 * (9 - inside_ms)),
+    ):
         plan = ShardingPlan(placements, RANKS)
         more_ms = further_ways_ms(plan, late) - further_ways_ms(plan, task)
-        assert more_ms == pytest.approx(starts * (9 - latency_ms))
+        assert more_ms == pytest.approx(expected)
 
 
 def test_options_are_read_as_they_are_written() -> None:
@@ -165,6 +171,9 @@ def test_the_slowest_link_has_the_slowest_rings_of_any() -> None:
     first, second = Link(10e9, 0.0, 9e9), Link(12e9, 0.0, 3e9)
     assert slowest_of([first, second], RANKS) == first.with_rings(Link(3e9))
     assert slowest_of([first], RANKS) == first
+    links = [Link(12e9, 1e-6, 3e9), Link(10e9, 1e-3, 3e9)]
+    for some in (links, links[::-1]):
+        assert slowest_of(some, RANKS).ring(RANKS) == Link(3e9, 1e-3)
     networks = [Network(link, link, NODE) for link in (first, second)]
     found = slowest_of(networks, RANKS)
     assert found.all_to_all(RANKS) == networks[0].all_to_all(RANKS)

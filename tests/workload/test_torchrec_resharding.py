@@ -124,7 +124,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_checkpoint_only(
     assert (tmp_path / "6").exists() == (moment != "moving")
     if moment == "moving":
         said = (tmp_path / "said").read_text()
-        assert said.startswith("tables were not moved, as a rank is gone (")
+        assert said.startswith("moving tables failed, most likely because a rank is gone (")
         assert said.endswith("): start all ranks again from the last checkpoint")
         assert "\n" not in said
     newest = max(tmp_path.glob("*/.metadata")).parent

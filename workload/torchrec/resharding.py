@@ -57,7 +57,7 @@ def reshard(model: DistributedModelParallel, plan: ShardingPlan) -> None:
     """
     group: ProcessGroup = model._env.process_group
     plans = [plan] * distributed.get_world_size(group)
-    with _all_ranks_there():
+    with _naming_lost_ranks():
         distributed.all_gather_object(plans, plan, group)
     if any(other != plan for other in plans):
         raise UserError("ranks were given different plans: load one file on all of them")
@@ -96,15 +96,17 @@ def reshard(model: DistributedModelParallel, plan: ShardingPlan) -> None:
 
 
 @contextmanager
-def _all_ranks_there() -> Iterator[None]:
+def _naming_lost_ranks() -> Iterator[None]:
     """Raises UserError where a collective fails, as it does if a rank is gone."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"tables were not moved, as a rank is gone ({reason}): start all ranks again from the "
-            "last checkpoint"
+            f"moving tables failed, most likely because a rank is gone ({reason}): start all ranks "
+            "again from the last checkpoint"
         ) from error
 
 
@@ -192,7 +194,7 @@ def _move(
     rank, sources, targets = distributed.get_rank(group), _parts(old), _parts(new)
     own = _RankParts(_without_tensors(sources), _without_tensors(targets), _rates(old))
     told = [own] * distributed.get_world_size(group)
-    with _all_ranks_there():
+    with _naming_lost_ranks():
         distributed.all_gather_object(told, own, group)
     for name in sorted({name for of_rank in told for name, _ in of_rank.sources}):
         operations, writes = list[P2POp](), list[tuple[Overlap, torch.Tensor, torch.Tensor]]()
@@ -208,7 +210,7 @@ def _move(
                 operations.append(P2POp(does, values, group=group, tag=tag, group_peer=peer))
             if rank == receiver:
                 writes.append((common, _tensor(targets[target]), values))
-        with _all_ranks_there():
+        with _naming_lost_ranks():
             for work in batch_isend_irecv(operations) if operations else ():
                 work.wait()
         for tensor in [tensor for common, tensor, _ in writes if common.is_added]:
