@@ -107,11 +107,12 @@ def _address(must_run: bool) -> str | None:
     file = Path(folder) / "ray" / "ray_current_cluster"
     latest = file.read_text().strip() if file.is_file() else ""
     if latest and not _problem(latest):
-        return "auto"
-    if must_run:
-        why = f": nothing answers at {latest}, the latest one's" if latest else ""
-        raise UserError(f"no Ray cluster runs here{why}")
-    return "local"
+        return "auto" if must_run else None
+    if not must_run:
+        return "local"
+    if latest:
+        raise UserError(f"no Ray cluster runs here: nothing answers at {latest}, the latest one's")
+    return "auto"  # that of another command, which leaves no file
 
 
 def _is_lost(address: str, error: BaseException | None) -> bool:
