@@ -19,7 +19,6 @@ from autoshard.experiments.explaining.plan_report import (
     best_heuristic,
     expected_line,
     memory_parts,
-    present_step,
     show,
     training_notes,
 )
@@ -37,7 +36,6 @@ from autoshard.workload import (
     Device,
     EmbeddingTable,
     OperatorOptions,
-    ShardingPlan,
     ShardingTask,
     UserError,
     documents,
@@ -45,7 +43,6 @@ from autoshard.workload import (
 )
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.replicas import group_sizes
-from autoshard.workload.sizes import format_bytes
 
 _DEFAULT = "autoshard"
 _GB = 2**30
@@ -311,7 +308,11 @@ def main(config: ShardConfig) -> None:
     if config.plan is not None:
         plan = read_plan(config.plan, task, fitting=True)
     elif config.start_plan is not None:
-        plan, lines = _improved(config, task, oracle)
+        from autoshard.experiments.explaining.near_plan import plan_near  # others do without
+
+        max_bytes = int((config.max_moved_gb or 0) * _GB)
+        plan, line = plan_near(config.start_plan, task, oracle, max_bytes, config, config.seed)
+        lines = [line]
     elif config.replica_group_size is not None:
         # Other plans do without.
         from autoshard.experiments.explaining.replica_choice import choose_replicas
@@ -371,33 +372,6 @@ def _task(
     return build_task(
         tables, devices, config.batch_size, oracle.model, objective, config.constraints
     )
-
-
-def _improved(
-    config: ShardConfig, task: ShardingTask, oracle: EstimatedCosts
-) -> tuple[ShardingPlan, list[str]]:
-    """Returns a plan that improves the one in use, and a line about what moves."""
-    from autoshard.sharders import IncrementalSharder  # other plans do without these
-    from autoshard.workload.moves import moved_bytes, moves_between
-
-    assert config.start_plan is not None
-    assert config.max_moved_gb is not None
-    old = read_plan(config.start_plan, task, fitting=True, any_devices=True)
-    max_bytes = int(config.max_moved_gb * _GB)
-    sharder = IncrementalSharder(oracle, old, max_bytes, config.seed)
-    plan = sharder.shard(task)
-    moves, has_to = moves_between(old, plan, task), moves_between(old, sharder.start(task), task)
-    chosen = moved_bytes(moves) - moved_bytes(has_to)
-    beside, present = "", "the present one"
-    if old.num_devices != len(task.devices):
-        beside = f"{format_bytes(moved_bytes(has_to))} that have to move, and "
-        present += f" on {old.num_devices} devices"
-    than = StepPredictor(oracle, task).of(plan).over(present_step(config, oracle, old, task))
-    return plan, [
-        f"near {config.start_plan}: {len(moves)} moves, {beside}{format_bytes(chosen)} of at most "
-        f"{format_bytes(max_bytes)}; predicted step time {than.ratio:.3f} of {present} "
-        f"({than.low:.3f} to {than.high:.3f})"
-    ]
 
 
 if __name__ == "__main__":
