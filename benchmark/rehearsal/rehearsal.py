@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,23 +10,22 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from autoshard.benchmark.backends import RequestedKind, best_backend, requested_backend
-from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
+from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.device_lock import DeviceBusy
-from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
+from autoshard.benchmark.devices import first_line, nodes_that_measure
 from autoshard.benchmark.pool import find_pool, pool_names
 from autoshard.benchmark.rehearsal.kept import KeptRehearsals, comparable, made_before
+from autoshard.benchmark.rehearsal.places import check_plan, places_of_ranks
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.replicas import rank_bytes
-from autoshard.workload.sizes import format_bytes
 
 WARM_UP = 5  # steps
 ROUND_STEPS = 10  # steps of a plan in a round of several
 _ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
 MIN_ROUNDS = 3
-_PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables
 _START_S = 180.0  # for which ranks wait for devices that others hold
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
@@ -77,7 +75,7 @@ class RankGroup:
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.loop = loop
-        self.places = _places(ranks, self.backend, nodes)
+        self.places = places_of_ranks(ranks, self.backend, nodes)
         if self.backend.num_gpus:
             _take_over()
         on_one_machine = len({place.owner for place in self.places}) == 1
@@ -122,34 +120,10 @@ class RankGroup:
             )
         here = replace(task, devices=self.devices())
         if plan is not None:
-            self._check(plan, here)
+            check_plan(plan, here, self.places, self.backend)
         hot = hot or (plan is not None and bool(plan.hot_rows))
         self._all("prepare", name, here, plan or self._native_plan(here), self.loop, hot)
         self._tasks[name] = (here, plan)
-
-    def _check(self, plan: ShardingPlan, task: ShardingTask) -> None:
-        """Raises PlanError unless a plan fits; ranks that share a machine share its memory."""
-        if not self.backend.is_shared:
-            plan.check(plan.replicas.task(task) if plan.replicas else task)
-            return
-        owners = [place.owner for place in self.places]
-        free = Counter[str]()
-        for place in self.places:
-            free[place.owner] += place.memory_bytes
-        shared = [
-            replace(d, memory_bytes=free[o]) for d, o in zip(task.devices, owners, strict=True)
-        ]
-        on_owners = replace(task, devices=tuple(shared))
-        plan.check(plan.replicas.task(on_owners) if plan.replicas else on_owners)
-        needed = Counter[str]()
-        for owner, size in zip(owners, rank_bytes(plan, task), strict=True):
-            needed[owner] += size
-        for owner, size in needed.items():
-            if size > free[owner]:
-                raise PlanError(
-                    f"the plan needs {format_bytes(size)} on one machine, whose ranks have "
-                    f"{format_bytes(free[owner])} together"
-                )
 
     def is_planned_by_torchrec(self, task: ShardingTask) -> bool:
         """Returns whether TorchRec's planner finds a plan of a task for these ranks."""
@@ -346,28 +320,6 @@ class RankGroup:
                 f"({first_line(error)})"
             )
         return RankError(f"{who} failed: {first_line(error)}")
-
-
-def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
-    """Returns the place of each rank; ranks share devices that are too few, if possible."""
-    found = backend.places(nodes, ray.get(reports_of(nodes)), ())
-    if not found or ranks > len(found) * backend.max_ranks:
-        raise UserError(
-            f"{ranks} ranks need a {backend.noun} each, and the cluster has {len(found)}: take a "
-            "plan for as many devices, or another kind of --devices"
-        )
-    places = [found[rank % len(found)] for rank in range(ranks)]
-    shares = [place.memory_bytes // places.count(place) - _PROCESS_BYTES for place in places]
-    if backend.is_shared and min(shares) <= 0:
-        fit = sum(place.memory_bytes // _PROCESS_BYTES for place in found)
-        raise UserError(
-            f"{ranks} ranks need {ranks * _PROCESS_BYTES / 1e9:.1f} GB of memory for their "
-            f"processes alone: at most {fit} fit here, with small tables"
-        )
-    return [
-        replace(place, memory_bytes=share if backend.is_shared else 0)
-        for place, share in zip(places, shares, strict=True)
-    ]
 
 
 def _take_over() -> None:

@@ -1,0 +1,85 @@
+"""Where the ranks of a rehearsal are, and whether a plan can be trained there."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import ray
+
+from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
+from autoshard.benchmark.devices import reports_of
+from autoshard.workload import PlanError, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.replicas import rank_bytes
+from autoshard.workload.sizes import format_bytes
+
+_PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables
+
+
+def places_of_ranks(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
+    """Returns the place of each rank; ranks share devices that are too few, if possible."""
+    found = backend.places(nodes, ray.get(reports_of(nodes)), ())
+    if not found or ranks > len(found) * backend.max_ranks:
+        raise UserError(
+            f"{ranks} ranks need a {backend.noun} each, and the cluster has {len(found)}: take a "
+            "plan for as many devices, or another kind of --devices"
+        )
+    places = [found[rank % len(found)] for rank in range(ranks)]
+    shares = [place.memory_bytes // places.count(place) - _PROCESS_BYTES for place in places]
+    if backend.is_shared and min(shares) <= 0:
+        fit = sum(place.memory_bytes // _PROCESS_BYTES for place in found)
+        raise UserError(
+            f"{ranks} ranks need {ranks * _PROCESS_BYTES / 1e9:.1f} GB of memory for their "
+            f"processes alone: at most {fit} fit here, with small tables"
+        )
+    return [
+        replace(place, memory_bytes=share if backend.is_shared else 0)
+        for place, share in zip(places, shares, strict=True)
+    ]
+
+
+def check_plan(
+    plan: ShardingPlan, task: ShardingTask, places: Sequence[Place], backend: DeviceBackend
+) -> None:
+    """Raises PlanError unless a plan fits; ranks that share a machine share its memory.
+
+    Args:
+        plan: The plan.
+        task: Its task, with the ranks as devices.
+        places: Place of each rank.
+        backend: Of the devices.
+    """
+    owners = [place.owner for place in places]
+    _check_nodes(plan, owners)
+    if not backend.is_shared:
+        plan.check(plan.replicas.task(task) if plan.replicas else task)
+        return
+    free = Counter[str]()
+    for place in places:
+        free[place.owner] += place.memory_bytes
+    shared = [replace(d, memory_bytes=free[o]) for d, o in zip(task.devices, owners, strict=True)]
+    on_owners = replace(task, devices=tuple(shared))
+    plan.check(plan.replicas.task(on_owners) if plan.replicas else on_owners)
+    needed = Counter[str]()
+    for owner, size in zip(owners, rank_bytes(plan, task), strict=True):
+        needed[owner] += size
+    for owner, size in needed.items():
+        if size > free[owner]:
+            raise PlanError(
+                f"the plan needs {format_bytes(size)} on one machine, whose ranks have "
+                f"{format_bytes(free[owner])} together"
+            )
+
+
+def _check_nodes(plan: ShardingPlan, owners: Sequence[str]) -> None:
+    """Raises PlanError if the devices of a node in the plan are on several machines.
+
+    One machine may stand for several nodes.
+    """
+    for placement in plan.placements if plan.replicas is None else ():
+        ranks = [rank for rank in placement.devices if rank < len(owners)]
+        if 1 < placement.row_blocks < len(owners) and len({owners[rank] for rank in ranks}) > 1:
+            raise PlanError(
+                f"table {placement.table} is in blocks of rows on a node of ranks {ranks[0]} to "
+                f"{ranks[-1]}, which are on several machines: take machines with "
+                f"{placement.row_blocks} devices each, or a plan without --devices-per-node"
+            )
