@@ -50,13 +50,15 @@ from autoshard.workload import (
     load_tables,
     random_shards,
 )
+from autoshard.workload.arrays import Floats
 from autoshard.workload.data_sheets import DATA_SHEETS
 from bench.metric import Metric
 from bench.time_shards import ROUND_SECONDS
 from bench.workbench import say
 
 _PERCENT, _BATCH_SIZE, _PROBE_SECONDS = 60, 1024, 20.0
-_MEASURE_SECONDS, _FEW, _ROUNDS = 60.0, 3, 8  # rounds of measurements, and of a plan's shards
+_MEASURE_SECONDS = 240.0  # one after the other: what four devices measure in a minute
+_FEW, _ROUNDS = 3, 8  # rounds of measurements, and of a plan's shards
 _SOURCES = {
     "40 small tables": "synthetic:40:11:small",
     "60 tables": "synthetic:60:12",
@@ -81,7 +83,7 @@ def _measured_metrics() -> list[Metric]:
     fast, slow = probe.hardware, f"{probe.hardware}, {_PERCENT} % of its time"
     some = random_shards(load_tables("synthetic:30:21:small"), 4, 6, seed=1)
     try:
-        both = [np.sum(_timed(some, percent)) for percent in (100, _PERCENT)]
+        both = [each.sum() for each in _timed(some, (100, _PERCENT))]
     except (OSError, subprocess.CalledProcessError) as error:
         say(f"no control group can be made here: {error}")
         return []
@@ -98,10 +100,8 @@ def _measured_metrics() -> list[Metric]:
         plans = _plans(task, parts, fast, timer)
         shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
         # Each shard is timed on both kinds; of a plan's shards, that of its device counts.
-        ms = {
-            kind: np.array(_timed(shards, percent)).reshape(2, 4, 2)
-            for kind, percent in ((fast, 100), (slow, _PERCENT))
-        }
+        timed = _timed(shards, (100, _PERCENT))
+        ms = {kind: found.reshape(2, 4, 2) for kind, found in zip((fast, slow), timed, strict=True)}
         knowing, equal = (
             float(np.concatenate([ms[fast][n, :2], ms[slow][n, 2:]]).max(0).sum()) for n in range(2)
         )
@@ -155,9 +155,11 @@ class _Timer:
             return 0
         self._known |= {shard.digest for shard in chosen}
         settings = MeasureSettings(_BATCH_SIZE)
-        for kind, percent in self._percents.items():
-            for shard, ms in zip(chosen, _timed(chosen, percent, _FEW), strict=True):
-                timing = Timing(*ms, Directions.of(0.02), _FEW, 0, 0.0, sum(ms) / 1e3)
+        timed = _timed(chosen, [*self._percents.values()], _FEW)
+        for kind, found in zip(self._percents, timed, strict=True):
+            for shard, (forward_ms, backward_ms) in zip(chosen, found.tolist(), strict=True):
+                seconds = (forward_ms + backward_ms) / 1e3
+                timing = Timing(forward_ms, backward_ms, Directions.of(0.02), _FEW, 0, 0.0, seconds)
                 self._found[kind].append(
                     Measurement(shard, settings, kind, "", "ok", "core", "here", 0.0, timing)
                 )
@@ -178,23 +180,20 @@ class _Timer:
         return EstimatedCosts(model, _BATCH_SIZE, residuals)
 
 
-def _timed(
-    shards: Sequence[Shard], percent: int, rounds: int = _ROUNDS
-) -> list[tuple[float, float]]:
-    """Returns forward and backward ms of shards on a core that has so much of its time."""
+def _timed(shards: Sequence[Shard], percents: Sequence[int], rounds: int = _ROUNDS) -> list[Floats]:
+    """Returns forward and backward ms of shards, [shards, 2], for a core with each quota."""
     pieces = [[(p.table.to_json(), p.start, p.width) for p in shard.pieces] for shard in shards]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shards.json"
         path.write_text(json.dumps({"batch_size": _BATCH_SIZE, "shards": pieces}))
         program = [sys.executable, str(Path(__file__).with_name("time_shards.py"))]
         done = subprocess.run(
-            [*program, str(percent), str(rounds), str(path)],
+            [*program, ",".join(map(str, percents)), str(rounds), str(path)],
             check=True,
             capture_output=True,
             text=True,
         )
-    found: list[tuple[float, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [np.array(found) for found in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _gpu_metrics() -> list[Metric]:

@@ -1,14 +1,18 @@
-"""Times shards of tasks on one core, under a CPU quota; prints forward and backward ms as JSON.
+"""Times shards of tasks on one core, under several CPU quotas; prints forward and backward ms.
 
-A process of its own, for it joins a control group: python time_shards.py QUOTA_PERCENT ROUNDS
-FILE, where the file has a list of lists of table specifications, one for each shard.
+A process of its own, for it joins a control group: python time_shards.py PERCENTS ROUNDS FILE,
+where quotas are separated by commas, and the file has a list of lists of table specifications, one
+for each shard. What is printed is JSON, [quotas, shards, 2].
 """
 
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,41 +29,71 @@ _PERIOD_US = 5_000  # short beside an iteration, so that each is slowed alike
 ROUND_SECONDS = 0.4  # of each shard
 
 
-def limit(percent: int) -> Path:
-    """Puts this process into a control group with so much of a core; returns its folder."""
-    parent = next(folder for folder in _GROUPS if folder.is_dir())
-    group = parent / f"autoshard-{os.getpid()}"
-    group.mkdir()
-    quota_us = _PERIOD_US * percent // 100
-    if (group / "cpu.cfs_quota_us").exists():
-        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-    else:
-        (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-    return group
+class Quota:
+    """The share of a core that this process has, by a control group of its own."""
+
+    def __init__(self, group: Path) -> None:
+        self._group = group
+
+    @staticmethod
+    @contextmanager
+    def joined() -> "Iterator[Quota]":
+        """Yields the quota of a new group, in which this process is meanwhile."""
+        parent = next(folder for folder in _GROUPS if folder.is_dir())
+        group = parent / f"autoshard-{os.getpid()}"
+        group.mkdir()
+        try:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            yield Quota(group)
+        finally:  # a folder with a process in it cannot be removed
+            (parent / "cgroup.procs").write_text(str(os.getpid()))
+            group.rmdir()
+
+    def set(self, percent: int) -> None:
+        """Sets the share; 100: all of it."""
+        quota_us = _PERIOD_US * percent // 100
+        if (self._group / "cpu.cfs_quota_us").exists():
+            (self._group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (self._group / "cpu.cfs_quota_us").write_text(str(quota_us if percent < 100 else -1))
+        else:
+            (self._group / "cpu.max").write_text(
+                f"{quota_us if percent < 100 else 'max'} {_PERIOD_US}"
+            )
 
 
-def times_ms(shards: list[Shard], batch_size: int, count: int) -> list[tuple[float, float]]:
-    """Returns forward and backward ms of each shard by the wall clock: medians of rounds."""
+def times_ms(
+    shards: Sequence[Shard], batch_size: int, count: int, percents: Sequence[int], quota: Quota
+) -> list[Any]:
+    """Returns forward and backward ms by the wall clock, medians of rounds: [quotas, shards, 2].
+
+    A shard is timed under one quota after the other, so a minute in which the machine is slower
+    counts for all alike.
+    """
     built = [EmbeddingOp(shard, MeasureSettings(batch_size), CpuBackend()) for shard in shards]
     operators = [TimedOperator(operator.forward, operator.gradient) for operator in built]
-    rounds = np.zeros((count + 1, len(shards), 2))
+    rounds = np.zeros((count + 1, len(percents), len(shards), 2))
     for number in range(len(rounds)):
         for place, operator in enumerate(operators):
-            spent, until = list[tuple[float, float]](), time.perf_counter() + ROUND_SECONDS
-            while time.perf_counter() < until:
-                start = time.perf_counter()
-                output = operator.forward()
-                between = time.perf_counter()
-                output.backward(operator.gradient)
-                spent.append((between - start, time.perf_counter() - between))
-            rounds[number, place] = np.mean(spent, axis=0)
-    found = 1e3 * np.median(rounds[1:], axis=0)  # the first warms up
-    return [(float(forward), float(backward)) for forward, backward in found]
+            for kind, percent in enumerate(percents):
+                quota.set(percent)
+                rounds[number, kind, place] = np.mean(_spent(operator), axis=0)
+    found: list[Any] = (1e3 * np.median(rounds[1:], axis=0)).tolist()  # the first warms up
+    return found
 
 
-def main(percent: int, rounds: int, path: Path) -> None:
+def _spent(operator: TimedOperator) -> list[tuple[float, float]]:
+    """Returns the seconds of forward and backward passes of a round."""
+    spent, until = list[tuple[float, float]](), time.perf_counter() + ROUND_SECONDS
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        output = operator.forward()
+        between = time.perf_counter()
+        output.backward(operator.gradient)
+        spent.append((between - start, time.perf_counter() - between))
+    return spent
+
+
+def main(percents: Sequence[int], rounds: int, path: Path) -> None:
     """Times the shards of the file."""
     given = json.loads(path.read_text())
     shards = [
@@ -69,14 +103,10 @@ def main(percent: int, rounds: int, path: Path) -> None:
     fbgemm.training_ops()
     os.sched_setaffinity(0, {physical_cores()[-1]})
     torch.set_num_threads(1)
-    home = limit(percent) if percent < 100 else None
-    try:
-        sys.stdout.write(json.dumps(times_ms(shards, given["batch_size"], rounds)) + "\n")
-    finally:
-        if home is not None:  # a folder with a process in it cannot be removed
-            (home.parent / "cgroup.procs").write_text(str(os.getpid()))
-            home.rmdir()
+    with Quota.joined() as quota:
+        found = times_ms(shards, given["batch_size"], rounds, percents, quota)
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main([int(each) for each in sys.argv[1].split(",")], int(sys.argv[2]), Path(sys.argv[3]))
