@@ -12,7 +12,7 @@ from autoshard.workload import UserError
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What Ray is asked for, which then fails; no cluster has run in this folder."""
+    """The arguments of `ray.init`, which fails; no cluster has run in this folder."""
     found: dict[str, Any] = {}
 
     def init(address: str | None, **options: Any) -> None:
