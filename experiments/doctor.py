@@ -24,7 +24,7 @@ from autoshard.cost_model.link_fit import fit_links
 from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.workload import Link, UserError, load_tables, random_shards
+from autoshard.workload import UserError, load_tables, random_shards
 
 _TABLES = "synthetic:40:1:small"
 _SHARDS, _REPEATS = 6, 3
@@ -178,15 +178,8 @@ def _links(pool: BenchmarkPool) -> Iterator[Finding]:
     if not links:
         yield Finding("link", "one device, or more columns take no longer")
         return
-    link = links[max(links)]
-    says = (
-        f"--link {link.option}"
-        if isinstance(link, Link)
-        else (
-            f"--link {link.inside.option} --inter-node-link {link.between.option} "
-            f"--devices-per-node {link.devices_per_node}"
-        )
-    )
+    options = links[max(links)].options
+    says = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     among = f"{len(sizes)} nodes" if max(links) > max(sizes) or max(sizes) == 1 else "one node"
     yield Finding("link", f"{max(links)} ranks on {among}: {says}")
 

@@ -72,6 +72,11 @@ class Link:
             f"{_speed(part.bytes_s)},{1e6 * part.latency_s:.0f}us" for part in self._parts
         )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of commands that name this link."""
+        return {"link": self.option}
+
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""
         return self
@@ -138,6 +143,15 @@ class Network:
         of_node = self.devices_per_node
         if not isinstance(of_node, int) or isinstance(of_node, bool) or of_node < 1:
             raise FieldError("devices_per_node", f"must be a number of at least 1, got {of_node}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of commands that name both links."""
+        return {
+            "link": self.inside.option,
+            "inter_node_link": self.between.option,
+            "devices_per_node": self.devices_per_node,
+        }
 
     def nodes(self, ranks: int) -> int:
         """Returns the number of nodes of so many devices.

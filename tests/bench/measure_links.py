@@ -21,7 +21,6 @@ from autoshard.benchmark import BenchmarkPool, Exchange
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.cost_model.link_fit import exchange_ms, fit_links
 from autoshard.experiments.collecting.collection import measure_equal
-from autoshard.workload import Network
 from autoshard.workload.links import AnyLink, all_reduce_ms
 
 _BATCH = 1024
@@ -39,14 +38,7 @@ def main(address: str) -> None:
                       for part in zip(*passes, strict=True))  # fmt: skip
     links = fit_links(fitted)
     found = {_name(e.key): _price_over_measured(e, links[e.key.ranks]) for e in shapes}
-    network = links[max(links)]
-    assert isinstance(network, Network)
-    options = {
-        "link": network.inside.option,
-        "inter_node_link": network.between.option,
-        "devices_per_node": network.devices_per_node,
-    }
-    sys.stdout.write(json.dumps({"ratios": found, "options": options}))
+    sys.stdout.write(json.dumps({"ratios": found, "options": links[max(links)].options}))
 
 
 def _measured() -> tuple[list[Exchange], list[Exchange]]:

@@ -131,6 +131,9 @@ def test_rings_may_have_another_bandwidth_and_latency() -> None:
     later = Link.parse("4GB/s,1ms,3GB/s,2ms")
     assert later == link.with_rings(Link(3e9, 2e-3))
     assert Link.parse(later.option) == link_from_json(later.to_json()) == later
+    assert later.options == {"link": "4GB/s,1000us,3GB/s,2000us"}
+    both = {"link": "4GB/s,0us", "inter_node_link": "1GB/s,0us", "devices_per_node": 2}
+    assert Network(Link(4e9), Link(1e9), 2).options == both
     assert later.ring(RANKS) == Link(3e9, 2e-3)
     assert str(later) == "4 GB/s, 1000 us, rings 3 GB/s, 2000 us"
     assert Link(4e9, ring_latency_s=0.0).ring(RANKS) == Link(4e9)

@@ -115,7 +115,13 @@ def go_on(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize(
     ("moment", "killed", "step", "plan"),
-    [("moving", 0, 3, A), ("moving", 1, 3, A), ("saving", 0, 3, A), ("after", 1, 6, B)],
+    [
+        ("moving", 0, 3, A),
+        ("moving", 1, 3, A),
+        ("saving", 0, 3, A),
+        ("saving", 1, 3, A),
+        ("after", 1, 6, B),
+    ],
 )
 def test_a_rank_that_is_killed_costs_the_steps_since_the_checkpoint_only(
     moment: Moment, killed: int, step: int, plan: ShardingPlan, tmp_path: Path
