@@ -23,7 +23,7 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.experiments.explaining.plan_report import new_table, show
 from autoshard.sharders import DriftReport, open_oracle
-from autoshard.sharders.drift import best_move, link_of, predicted
+from autoshard.sharders.move_advice import best_move, link_of, predicted
 from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema

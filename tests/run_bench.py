@@ -101,8 +101,8 @@ GROUPS: Mapping[str, Group] = {
 class BenchConfig:
     """Measure the metrics that README and docs quote, and update these documents.
 
-    All groups take about 105 minutes on two slow cores; docs/figures.md has the time of each. If
-    the bench is stopped, completed groups are kept.
+    All groups take some four hours on two cores; docs/figures.md has the time of each. If the bench
+    is stopped, completed groups are kept.
     """
 
     only: str = ",".join(name for name in GROUPS if name != "chaos")

@@ -287,8 +287,8 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
     """Returns a plan of TorchRec, such as `dmp.plan`, as a plan for the task; rank i is device i.
 
     Raises:
-        PlanError: A table is neither sharded by columns or even blocks of rows in the fused kernel
-            nor copied to all ranks, or not in the task.
+        PlanError: A table is neither sharded by columns or even blocks of rows in a fused kernel,
+            in device or host memory, nor copied to all ranks, or it is not in the task.
     """
     placements, copied, cached = [], [], {}
     rows = {table.name: table.rows for table in task.tables}
