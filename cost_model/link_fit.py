@@ -6,7 +6,6 @@ device say nothing about the network. Those of rings are fitted to all-reduces.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -84,7 +83,7 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     if inside is not None:
         rings = _ring_links([e for e in all_reduces if not e.key.nodes])
         for ranks, link in inside.links(range(2, inside.max_ranks + 1)).items():
-            found[ranks] = link.with_rings(rings[ranks]) if ranks in rings else link
+            found[ranks] = link.with_rings(rings[ranks], ranks) if ranks in rings else link
     sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
     if not sizes:
         return found
@@ -99,13 +98,12 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     found = {ranks: link for ranks, link in found.items() if ranks <= node}
     rings = _ring_links([e for e in all_reduces if e.key.devices_per_node == node])
     for ranks, plain in between.links(range(2 * node, between.max_ranks + 1, node)).items():
-        link, ring = plain, rings.get(ranks)
-        if ring is not None:  # a device's share of it
-            link = plain.with_rings(replace(ring, bytes_s=ring.bytes_s / node))
-        if node == 1:
-            found[ranks] = link
-        elif isinstance(within := found.get(node), Link):
-            found[ranks] = Network(within, link, node)
+        network: AnyLink = plain
+        if node > 1:
+            if not isinstance(within := found.get(node), Link):
+                continue
+            network = Network(within, plain, node)
+        found[ranks] = network.with_rings(rings[ranks], ranks) if ranks in rings else network
     return found
 
 

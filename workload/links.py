@@ -89,7 +89,7 @@ class Link:
             self.latency_s if latency_s is None else latency_s,
         )
 
-    def with_rings(self, ring: "Link") -> "Link":
+    def with_rings(self, ring: "Link", ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link with rings that take as long as all-to-alls over another one."""
         return replace(self, ring_bytes_s=ring.bytes_s, ring_latency_s=ring.latency_s)
 
@@ -195,6 +195,16 @@ class Network:
         within = inside.bytes_s if self.devices_per_node > 1 else entering
         return Link(min(within, entering), self._latest(inside, between))
 
+    def with_rings(self, ring: Link, ranks: int) -> "Network":
+        """Returns the network in which rings of so many devices take as long as over a link.
+
+        Of several nodes, at most as long: those inside a node stay as they are.
+        """
+        if self.nodes(ranks) == 1:
+            return replace(self, inside=self.inside.with_rings(ring, ranks))
+        share = replace(ring, bytes_s=ring.bytes_s / self.devices_per_node)
+        return replace(self, between=self.between.with_rings(share, ranks))
+
     def of(self, collective: Collective, ranks: int) -> Link:
         """Returns the link that a collective of so many devices is priced by."""
         if collective == "all_to_all":
@@ -253,14 +263,7 @@ def slowest_of(links: Sequence[AnyLink], ranks: int) -> AnyLink:
     """Returns the link with the slowest all-to-alls of so many devices, and the slowest rings."""
     slowest = min(links, key=lambda link: link.all_to_all(ranks).bytes_s)
     rings = min((link.ring(ranks) for link in links), key=lambda r: (r.bytes_s, -r.latency_s))
-    if rings == slowest.ring(ranks):
-        return slowest
-    if isinstance(slowest, Link):
-        return slowest.with_rings(rings)
-    if slowest.nodes(ranks) == 1:
-        return replace(slowest, inside=slowest.inside.with_rings(rings))
-    share = Link(rings.bytes_s / slowest.devices_per_node, rings.latency_s)
-    return replace(slowest, between=slowest.between.with_rings(share))
+    return slowest if rings == slowest.ring(ranks) else slowest.with_rings(rings, ranks)
 
 
 def _bytes_s(text: str) -> float | None:

@@ -124,7 +124,7 @@ def test_a_known_link_is_found_again() -> None:
     assert only[1].ring(2).bytes_s == pytest.approx(link.bytes_s / 2, rel=1e-2)
     assert only[1].ring(2).latency_s == pytest.approx(5 * link.latency_s, rel=1e-2)
     too_few = fit_links(found[:-1])[2]
-    assert only[1] == too_few.with_rings(only[1].ring(2))
+    assert only[1] == too_few.with_rings(only[1].ring(2), 2)
     assert too_few.ring(2) == too_few
     assert link_error([sharing]) is None
     assert fit_links(found[2:]) == {}  # too few: others than all-to-alls do not count

@@ -129,7 +129,7 @@ def test_rings_may_have_another_bandwidth_and_latency() -> None:
     assert link.all_to_all(RANKS) == link
     assert link.ring(RANKS) == link.of("ring", RANKS) == Link(3e9, 1e-3)
     later = Link.parse("4GB/s,1ms,3GB/s,2ms")
-    assert later == link.with_rings(Link(3e9, 2e-3))
+    assert later == link.with_rings(Link(3e9, 2e-3), RANKS)
     assert Link.parse(later.option) == link_from_json(later.to_json()) == later
     assert later.options == {"link": "4GB/s,1000us,3GB/s,2000us"}
     both = {"link": "4GB/s,0us", "inter_node_link": "1GB/s,0us", "devices_per_node": 2}
@@ -143,7 +143,7 @@ def test_rings_may_have_another_bandwidth_and_latency() -> None:
     assert link_from_json(network.to_json()) == network
     assert network.ring(RANKS).bytes_s == pytest.approx(min(3e9, NODE * 0.6e9))
     assert network.all_to_all(RANKS) == NETWORKS[0].all_to_all(RANKS)
-    started = replace(network, inside=network.inside.with_rings(Link(3e9, 4e-3)))
+    started = replace(network, inside=network.inside.with_rings(Link(3e9, 4e-3), RANKS))
     assert started.ring(RANKS).latency_s == 4e-3
     assert started.all_to_all(RANKS) == network.all_to_all(RANKS)
     slower = network.node_rows_s(RANKS) - NETWORKS[0].node_rows_s(RANKS)
@@ -172,7 +172,7 @@ def test_groups_of_ranks_have_all_to_alls_and_rings_of_their_own() -> None:
 
 def test_the_slowest_link_has_the_slowest_rings_of_any() -> None:
     first, second = Link(10e9, 0.0, 9e9), Link(12e9, 0.0, 3e9)
-    assert slowest_of([first, second], RANKS) == first.with_rings(Link(3e9))
+    assert slowest_of([first, second], RANKS) == first.with_rings(Link(3e9), RANKS)
     assert slowest_of([first], RANKS) == first
     links = [Link(12e9, 1e-6, 3e9), Link(10e9, 1e-3, 3e9)]
     for some in (links, links[::-1]):
