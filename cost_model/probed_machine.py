@@ -22,7 +22,8 @@ def on_machine(model: CostModel, probe: MachineProbe) -> CostModel:
     """Returns the model for the machine of a probe.
 
     If the model was not trained on such a machine, effects are fitted to the shards of the probe,
-    and the time of an update is taken from it. A model of one machine is returned as it is.
+    and the time of an update and what training takes beside operators follow from it. A model of
+    one machine is returned as it is.
     """
     machines, origin = model.machines, model.provenance
     if (known := model.on_hardware(probe.hardware)) is not None:
@@ -39,7 +40,8 @@ def on_machine(model: CostModel, probe: MachineProbe) -> CostModel:
         versions=probe.versions,
         reference_level=probe.reference_level,
     )
-    return replace(model, compute=mean, provenance=here, probe=probe)
+    overhead = model.overhead and model.overhead.on_machine(probe.operator.start_us.forward)
+    return replace(model, compute=mean, provenance=here, probe=probe, overhead=overhead)
 
 
 def probed_costs(probe: MachineProbe, operator: OperatorOptions) -> CostDataset | None:

@@ -28,6 +28,7 @@ from autoshard.cost_model.way_overheads import (
     CopyOverhead,
     HotOverhead,
     RowOverhead,
+    times,
 )
 from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
@@ -87,6 +88,10 @@ class DirectionOverhead:
         work = (_NS * ns for ns in (self.lookup_ns, self.output_ns, self.bag_ns))
         return (self.operator, *work, self.start_ms)
 
+    def scaled(self, factor: float) -> "DirectionOverhead":
+        """Returns a pass on a machine where all beside operators takes so many times as long."""
+        return times(self, factor, ("lookup_ns", "output_ns", "bag_ns", "start_ms"))
+
 
 @dataclass(frozen=True)
 class StepOverhead:
@@ -107,6 +112,8 @@ class StepOverhead:
         copies: What copies of tables add; None if unknown.
         rows: What tables in blocks of rows add; None if it was not measured.
         input_latency_ms: Start of the exchanges of inputs, if these are counted.
+        operator_start_us: Forward start of an operator on the machine where it was fitted, as a
+            probe measures it; None if unknown.
     """
 
     forward: DirectionOverhead
@@ -120,6 +127,28 @@ class StepOverhead:
     copies: CopyOverhead | None = None
     rows: RowOverhead | None = None
     input_latency_ms: float | None = None
+    operator_start_us: float | None = None
+
+    def on_machine(self, operator_start_us: float | None) -> "StepOverhead":
+        """Returns the coefficients for a machine on which it was not fitted.
+
+        Much of them is what a processor needs for many small operations, as is the start of an
+        operator. So all are taken to be as many times as long.
+
+        Args:
+            operator_start_us: Forward start of an operator there; None if unknown.
+        """
+        if operator_start_us is None or self.operator_start_us is None:
+            return self
+        factor = operator_start_us / self.operator_start_us
+        shared = ("shared_lookup_ns", "shared_output_ns", "shared_feature_ms", "shared_ms")
+        return replace(
+            times(self, factor, (*shared, "regrouped_ns", "split_sample_ns", "operator_start_us")),
+            forward=self.forward.scaled(factor),
+            backward=self.backward.scaled(factor),
+            copies=self.copies and self.copies.scaled(factor),
+            rows=self.rows and self.rows.scaled(factor),
+        )
 
     @cached_property
     def shared_rates(self) -> Floats:

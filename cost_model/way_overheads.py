@@ -11,7 +11,8 @@ so that they are neither packed nor put together again, as outputs of columns ar
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,12 @@ from autoshard.workload.operators import WEIGHT_BYTES
 COPY_LOADS = ("lookups", "gathered", "outputs", "weights")
 _WEIGHTS = COPY_LOADS.index("weights")
 _NS = 1e-6  # milliseconds
+Coefficients = TypeVar("Coefficients", bound=Any)
+
+
+def times(coefficients: Coefficients, factor: float, names: Iterable[str]) -> Coefficients:
+    """Returns coefficients of which those that are named are so many times as large."""
+    return replace(coefficients, **{name: factor * getattr(coefficients, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class CopyOverhead:
         """Milliseconds for one of each of COPY_LOADS."""
         work = (self.lookup_ns, self.gathered_ns, self.output_ns, self.weight_ns)
         return np.array([_NS * ns for ns in work])
+
+    def scaled(self, factor: float) -> "CopyOverhead":
+        """Returns what copies take on a machine that takes so many times as long."""
+        names = ("start_ms", "lookup_ns", "gathered_ns", "output_ns", "weight_ns")
+        return times(self, factor, names)
 
     def ms(self, task: ShardingTask, copied: Iterable[str]) -> float:
         """Returns what copies of these tables add to a step, with their all-reduce."""
@@ -104,6 +116,10 @@ class RowOverhead:
     start_ms: float
     saved_sum_ns: float
     saved_output_ns: float = 0.0
+
+    def scaled(self, factor: float) -> "RowOverhead":
+        """Returns what blocks of rows take on a machine that takes so many times as long."""
+        return times(self, factor, ("start_ms", "saved_sum_ns", "saved_output_ns"))
 
     def ms(self, task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> float:
         """Returns what a plan with these tables of a task by rows, or copied, adds to a step.

@@ -11,7 +11,7 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def main(address: str) -> None:
     fitted, shapes = ([_median_of(same) for same in zip(*part, strict=True)]
                       for part in zip(*passes, strict=True))  # fmt: skip
     links = fit_links(fitted)
-    found = {_name(e.key): _price_over_measured(e, links[e.key.ranks]) for e in shapes}
+    found = dict(each for e in shapes for each in _prices_over_measured(e, links[e.key.ranks]))
     sys.stdout.write(json.dumps({"ratios": found, "options": links[max(links)].options}))
 
 
@@ -53,14 +53,24 @@ def _measured() -> tuple[list[Exchange], list[Exchange]]:
     return fitted, [*equal, *uneven]
 
 
-def _price_over_measured(exchange: Exchange, link: AnyLink) -> float:
-    """Returns the price of a collective over what it took, both directions together."""
-    key = exchange.key
-    took_ms = max(exchange.forward_ms) + max(exchange.backward_ms)
+def _prices_over_measured(exchange: Exchange, link: AnyLink) -> Iterator[tuple[str, float]]:
+    """Yields collectives, and their price over what they took.
+
+    All-to-alls are those of both directions together. The gradient of a reduce-scatter is an
+    all-gather.
+    """
+    key, where = exchange.key, _where(exchange.key)
+    forward_ms, backward_ms = max(exchange.forward_ms), max(exchange.backward_ms)
     if key.collective == "all_reduce":
-        return all_reduce_ms(link, key.ranks, key.reduced_bytes, starts=1) / took_ms
-    over = link if key.collective == "all_to_all" else link.ring(key.ranks)
-    return 2 * exchange_ms(key.dims, key.batch_size, over) / took_ms
+        price_ms = all_reduce_ms(link, key.ranks, key.reduced_bytes, starts=1)
+        yield f"all-reduce {where}", price_ms / (forward_ms + backward_ms)
+    elif key.collective == "all_to_all":
+        price_ms = 2 * exchange_ms(key.dims, key.batch_size, link)
+        yield f"all-to-all {where}", price_ms / (forward_ms + backward_ms)
+    else:
+        price_ms = exchange_ms(key.dims, key.batch_size, link.ring(key.ranks))
+        yield f"reduce-scatter {where}", price_ms / forward_ms
+        yield f"all-gather {where}", price_ms / backward_ms
 
 
 def _median_of(same: Sequence[Exchange]) -> Exchange:
@@ -72,11 +82,10 @@ def _median_of(same: Sequence[Exchange]) -> Exchange:
     return replace(same[0], forward_ms=forward, backward_ms=backward)
 
 
-def _name(key: ExchangeKey) -> str:
-    what = key.what.partition(" ")[2]
+def _where(key: ExchangeKey) -> str:
     where = "on two nodes" if key.nodes else "inside a node"
     columns = f"of {key.dims[0]} columns each"
-    return f"{what} {where}, {columns if len(set(key.dims)) == 1 else 'with twice as many on one'}"
+    return f"{where}, {columns if len(set(key.dims)) == 1 else 'with twice as many on one'}"
 
 
 if __name__ == "__main__":

@@ -136,6 +136,13 @@ def test_a_probe_puts_a_model_on_its_machine(
         assert found.provenance.hardware == probe.hardware
         assert found.provenance.reference_level == probe.reference_level
         assert found.probe == probe
+        assert found.overhead is None
+    # What training takes beside operators follows the start of these.
+    overhead = load_model("cpu").overhead
+    assert overhead is not None
+    starts = replace(probe, operator=replace(probe.operator, start_us=Passes(66.0, 40.0)))
+    training = on_machine(replace(knowing, overhead=overhead), starts)
+    assert training.overhead == overhead.on_machine(66.0) != overhead
     # Too few shards: the mean machine, with the probe's time of an update.
     little = on_machine(knowing, probe_of("cpu: slow", shards=2)).compute
     mean = machines_of(knowing).mean

@@ -196,6 +196,32 @@ def test_coefficients_are_found_again() -> None:
         fit_overhead(rehearsed[:5], operators[:5])
 
 
+def test_another_machine_takes_as_much_longer_as_its_operators_start_later() -> None:
+    rows = RowOverhead(2.0, 0.3, 0.4)
+    known = replace(OVERHEAD, copies=COPIES, rows=rows, operator_start_us=100.0)
+    slow = known.on_machine(250.0)
+    loads, operators_ms = np.array([9e5, 3e5, 4e4, 1.0]), np.array([6.0, 9.0])
+    for overhead, factor in ((known, 1.0), (slow, 2.5)):
+        beside = known.in_training(np.zeros(2), loads)
+        together = known.rates[:, 0] * operators_ms + factor * beside
+        assert overhead.in_training(operators_ms, loads) == pytest.approx(together)
+    task = task_of()
+    names = [table.name for table in task.tables]
+    plans = [
+        ShardingPlan.table_wise(task, [n % 3 for n in range(12)]),
+        replace(ShardingPlan.table_wise(task.without(names[:4]), [0] * 8), copied=tuple(names[:4])),
+    ]
+    for plan in plans:
+        found = [each.plan_ms(task, plan) - STEP.dense_ms for each in (known, slow)]
+        assert found[1] == pytest.approx(2.5 * found[0])
+    assert slow.of_rows.ms(task, {names[0]: 3}, ()) == pytest.approx(
+        2.5 * rows.ms(task, {names[0]: 3}, ())
+    )
+    assert slow.on_machine(100.0).rates == pytest.approx(known.rates)
+    assert known.on_machine(None) is known
+    assert OVERHEAD.on_machine(250.0) is OVERHEAD  # of which it is not known
+
+
 def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel) -> None:
     """What a split adds on all devices is seen by the search, not only by reports."""
     tables = load_tables("zipf:6:1")  # for 4 devices: whole, they cannot be balanced
