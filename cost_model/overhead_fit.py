@@ -24,6 +24,7 @@ from autoshard.workload.arrays import Floats
 MIN_REHEARSALS = 8
 TERMS = ("operators", "lookups", "outputs", "bags", "start")
 _MS = 1e-6  # in a nanosecond
+_CLOSENESS = 2.0  # an error of a step of 10 % counts like one of 20 % of a weight
 
 
 def fit_overhead(
@@ -80,7 +81,8 @@ def fit_copies(
     """Returns the overhead with what copies take: what is left of steps of plans with copies.
 
     Args:
-        overhead: Overhead of the tables that are not copied.
+        overhead: Overhead of the tables that are not copied, and what copies take on another
+            machine, if that is known.
         rehearsed: Plans with copies.
         operators_ms: Forward and backward of their fused operators in the pool, [ranks, 2].
 
@@ -93,7 +95,8 @@ def fit_copies(
         copied = [table for table in each.task.tables if table.name in each.plan.copied]
         sums = copy_loads(copied, each.task.batch_size, len(each.task.devices)).sum(0)
         loads.append(np.array([1.0, *sums]))
-    (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    usual = None if overhead.copies is None else [overhead.copies.start_ms, *overhead.copies.rates]
+    (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
     copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
     return replace(overhead, copies=copies)
@@ -105,7 +108,8 @@ def fit_rows(
     """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
     _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
     loads = [row_loads(each.task, each.plan.row_wise, each.plan.copied) for each in rehearsed]
-    (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    usual = None if overhead.rows is None else overhead.rows.rates
+    (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
     return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
 
 
@@ -114,8 +118,16 @@ def _fit_rest(
     rehearsed: Sequence[RehearsedPlan],
     operators_ms: Sequence[Floats],
     loads: Sequence[Floats],
+    usual: Sequence[float] | Floats | None,
 ) -> tuple[list[float], float]:
     """Fits what an overhead does not contain of steps to loads of each plan.
+
+    Args:
+        overhead: The overhead.
+        rehearsed: Plans.
+        operators_ms: As for `fit_overhead`.
+        loads: Loads of each plan.
+        usual: Milliseconds for one of each load on another machine; None if unknown.
 
     Returns:
         Milliseconds for one of each load, and the relative deviation that is left.
@@ -125,11 +137,35 @@ def _fit_rest(
         parts, common_ms = _price(overhead, each, operators)
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
-    amounts, left_ms = np.stack(loads), np.array(left)
-    found = fit_terms(amounts, left_ms, np.array(steps))
+    amounts, left_ms, steps_ms = np.stack(loads), np.array(left), np.array(steps)
+    if usual is None:
+        found = fit_terms(amounts, left_ms, steps_ms)
+    else:
+        found = _fit_like(np.asarray(usual), amounts, left_ms, steps_ms)
     fitted_ms = amounts @ found
     deviation = float(np.linalg.norm(left_ms - fitted_ms) / np.linalg.norm(fitted_ms))
     return found.tolist(), deviation
+
+
+def _fit_like(usual: Floats, amounts: Floats, measured_ms: Floats, whole_ms: Floats) -> Floats:
+    """Returns weights of loads as `fit_terms` does, near those of another machine times a factor.
+
+    Plans may not tell loads apart: what lookups take is hidden where copied tables are large.
+
+    Args:
+        usual: Weights on the other machine, [loads].
+        amounts: Loads, [plans, loads].
+        measured_ms: What they took, [plans].
+        whole_ms: What errors are relative to, [plans].
+    """
+    (factor,) = fit_terms((amounts @ usual)[:, None], measured_ms, whole_ms)
+    near = factor * usual
+    told = near > 0
+    return fit_terms(
+        np.concatenate([amounts, np.eye(len(near))[told]]),
+        np.concatenate([measured_ms, near[told]]),
+        np.concatenate([whole_ms, _CLOSENESS * near[told]]),
+    )
 
 
 def _check_enough(rehearsed: Sequence[RehearsedPlan], which: str, what: str) -> None:

@@ -117,6 +117,11 @@ class RowOverhead:
     saved_sum_ns: float
     saved_output_ns: float = 0.0
 
+    @property
+    def rates(self) -> Floats:
+        """Milliseconds for one of each number of `row_loads`."""
+        return np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
+
     def scaled(self, factor: float) -> "RowOverhead":
         """Returns what blocks of rows take on a machine that takes so many times as long."""
         return times(self, factor, ("start_ms", "saved_sum_ns", "saved_output_ns"))
@@ -126,9 +131,7 @@ class RowOverhead:
 
         Tables by rows are given with their number of blocks.
         """
-        loads = row_loads(task, row_wise, copied)
-        rates = np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
-        return float(loads @ rates)
+        return float(row_loads(task, row_wise, copied) @ self.rates)
 
 
 def row_loads(task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> Floats:
