@@ -53,11 +53,15 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
         known = (compute.uncertainty, model.machines.mean.uncertainty)
         compute = replace(compute, uncertainty=max(known, key=lambda each: each.noise))
     links = model.links if same else {}
+    overheads = model.overheads
+    if not same:
+        overheads = model.overheads_at(data.hardware, data.reference_level)
     return replace(
         model,
         compute=compute,
         provenance=Provenance.of(data),
         links=links,
+        overheads=overheads,
         probe=None,
         data_sheet=None,
     )

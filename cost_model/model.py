@@ -57,7 +57,7 @@ class CostModel:
         machines: Networks of several machines, from which those of another one are made.
         probe: Probe of the machine that `compute` is for, if that is all that is known of it.
         overhead: What training takes beside operators; None if unknown.
-        overheads: The same on single machines, by hardware, where it was measured.
+        overheads: The same on single machines, by hardware, where more is known of it.
         in_training: Whether prices are those of training, not of operators alone.
         input_link: Network by which training receives its inputs, and number of ranks; None if it
             does not count.
@@ -87,6 +87,19 @@ class CostModel:
         if known is None or not self.in_training:
             return None
         return known if self.input_link is None else known.with_inputs_over(*self.input_link)
+
+    def overheads_at(
+        self, hardware: str, level: ReferenceLevel | None
+    ) -> Mapping[str, StepOverhead]:
+        """Returns `overheads` with a machine's own, by its reference level if it was not measured.
+
+        Args:
+            hardware: Full name of the machine's hardware.
+            level: Times of the reference operator there; None if unknown.
+        """
+        if self.overhead is None or hardware in self.overheads:
+            return self.overheads
+        return {**self.overheads, hardware: self.overhead.at_level(level)}
 
     def for_objective(self, objective: Objective, ranks: int = 1) -> "CostModel":
         """Returns the model whose costs are those that an objective counts.

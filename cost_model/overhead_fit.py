@@ -24,7 +24,8 @@ from autoshard.workload.arrays import Floats
 MIN_REHEARSALS = 8
 TERMS = ("operators", "lookups", "outputs", "bags", "start")
 _MS = 1e-6  # in a nanosecond
-_CLOSENESS = 2.0  # an error of a step of 10 % counts like one of 20 % of a weight
+# An error of a step of 10 % counts like one of 20 % of a weight: plans of a task err alike.
+_CLOSENESS = 2.0
 
 
 def fit_overhead(

@@ -40,8 +40,8 @@ def on_machine(model: CostModel, probe: MachineProbe) -> CostModel:
         versions=probe.versions,
         reference_level=probe.reference_level,
     )
-    overhead = model.overhead and model.overhead.on_machine(probe.operator.start_us.forward)
-    return replace(model, compute=mean, provenance=here, probe=probe, overhead=overhead)
+    overheads = model.overheads_at(probe.hardware, probe.reference_level)
+    return replace(model, compute=mean, provenance=here, probe=probe, overheads=overheads)
 
 
 def probed_costs(probe: MachineProbe, operator: OperatorOptions) -> CostDataset | None:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoshard.benchmark import ReferenceLevel
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
 from autoshard.cost_model.way_overheads import (
@@ -112,8 +113,8 @@ class StepOverhead:
         copies: What copies of tables add; None if unknown.
         rows: What tables in blocks of rows add; None if it was not measured.
         input_latency_ms: Start of the exchanges of inputs, if these are counted.
-        operator_start_us: Forward start of an operator on the machine where it was fitted, as a
-            probe measures it; None if unknown.
+        reference_level: Times of the reference operator on the machine where it was fitted; None
+            if unknown.
     """
 
     forward: DirectionOverhead
@@ -127,27 +128,29 @@ class StepOverhead:
     copies: CopyOverhead | None = None
     rows: RowOverhead | None = None
     input_latency_ms: float | None = None
-    operator_start_us: float | None = None
+    reference_level: ReferenceLevel | None = None
 
-    def on_machine(self, operator_start_us: float | None) -> "StepOverhead":
-        """Returns the coefficients for a machine on which it was not fitted.
+    def at_level(self, level: ReferenceLevel | None) -> "StepOverhead":
+        """Returns the coefficients for a machine on which they were not fitted.
 
-        Much of them is what a processor needs for many small operations, as is the start of an
+        They consist of many small operations on rows, as does the forward pass of the reference
         operator. So all are taken to be as many times as long.
 
         Args:
-            operator_start_us: Forward start of an operator there; None if unknown.
+            level: Times of the reference operator there; None if unknown.
         """
-        if operator_start_us is None or self.operator_start_us is None:
+        known = self.reference_level
+        if level is None or known is None or level.method != known.method:
             return self
-        factor = operator_start_us / self.operator_start_us
+        factor = level.forward_ms / known.forward_ms
         shared = ("shared_lookup_ns", "shared_output_ns", "shared_feature_ms", "shared_ms")
         return replace(
-            times(self, factor, (*shared, "regrouped_ns", "split_sample_ns", "operator_start_us")),
+            times(self, factor, (*shared, "regrouped_ns", "split_sample_ns")),
             forward=self.forward.scaled(factor),
             backward=self.backward.scaled(factor),
             copies=self.copies and self.copies.scaled(factor),
             rows=self.rows and self.rows.scaled(factor),
+            reference_level=level,
         )
 
     @cached_property
@@ -285,7 +288,10 @@ class StepOverhead:
         known = None if copies is None else CopyOverhead(**copies)
         rows = document.get("rows")
         row_wise = None if rows is None else RowOverhead(**rows)
-        return StepOverhead(**{**document, **passes, "copies": known, "rows": row_wise})
+        level = document.get("reference_level")
+        at = None if level is None else ReferenceLevel(**level)
+        ways = {"copies": known, "rows": row_wise}
+        return StepOverhead(**{**document, **passes, **ways, "reference_level": at})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

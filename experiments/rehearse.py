@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.benchmark import MeasurementStore, MeasureSettings
+from autoshard.benchmark import MeasurementStore, MeasureSettings, ReferenceLevel
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan, rehearsed_plans
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
@@ -138,7 +138,9 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     if not makes:
         raise UserError(f"{config.store}: holds no measurements: name --tables to rehearse")
     hardware, versions = makes[-1]
-    factor = _to_level_of_model(model, store, hardware, versions)
+    measured_at = store.level(hardware, versions)
+    level = _level_of_model(model, hardware) or measured_at
+    factor = level.both_ms / measured_at.both_ms if level and measured_at else 1.0
     known: dict[str, tuple[list[RehearsedPlan], list[Floats]]] = {
         way: ([], []) for way in ("", _COPIES, _ROWS)
     }
@@ -150,7 +152,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             rehearsed, operators = known[way]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
-    overhead = _fitted(known, model, hardware)
+    overhead = _fitted(known, model, hardware, level)
     for way, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
@@ -195,10 +197,11 @@ def _fitted(
     known: Mapping[str, tuple[Sequence[RehearsedPlan], Sequence[Floats]]],
     model: CostModel,
     hardware: str,
+    level: ReferenceLevel | None,
 ) -> StepOverhead:
     """Returns the overhead fitted to plans and measured operators of each way, where enough."""
-    overhead = fit_overhead(*known[""])
-    known_here = model.overheads.get(hardware, model.overhead)
+    overhead = replace(fit_overhead(*known[""]), reference_level=level)
+    known_here = model.overheads_at(hardware, level).get(hardware)
     if known_here is not None:
         overhead = replace(overhead, copies=known_here.copies, rows=known_here.rows)
     for way, fit in ((_COPIES, fit_copies), (_ROWS, fit_rows)):
@@ -212,14 +215,10 @@ def _fitted(
     return overhead
 
 
-def _to_level_of_model(
-    model: CostModel, store: MeasurementStore, hardware: str, versions: str
-) -> float:
-    """Returns the factor from costs of the store to the reference level of the cost model."""
-    level, known = store.level(hardware, versions), model.on_hardware(hardware)
-    if level is None or known is None or not known.levels_ms:
-        return 1.0
-    return known.levels_ms[hardware] / level.both_ms
+def _level_of_model(model: CostModel, hardware: str) -> ReferenceLevel | None:
+    """Returns the reference level to which the model's costs on this hardware are normalised."""
+    known = model.on_hardware(hardware)
+    return None if known is None else known.provenance.reference_level
 
 
 if __name__ == "__main__":

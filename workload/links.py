@@ -198,7 +198,7 @@ class Network:
     def with_rings(self, ring: Link, ranks: int) -> "Network":
         """Returns the network in which rings of so many devices take as long as over a link.
 
-        Of several nodes, at most as long: those inside a node stay as they are.
+        Of several nodes, at least as long: those inside a node stay as they are.
         """
         if self.nodes(ranks) == 1:
             return replace(self, inside=self.inside.with_rings(ring, ranks))

@@ -58,7 +58,11 @@ from bench.workbench import say
 
 _PERCENT, _BATCH_SIZE, _PROBE_SECONDS = 60, 1024, 20.0
 _MEASURE_SECONDS = 240.0  # one after the other: what four devices measure in a minute
-_FEW, _ROUNDS = 3, 8  # rounds of measurements, and of a plan's shards
+_ROUNDS = 3
+# Plans' shards are built so often. Where a shard is in memory, and when it is timed, changes a
+# forward pass by up to a fifth, which rounds of one process do not show.
+_BUILDS = 3
+_ERROR = 0.1  # relative, of a shard that is built once
 _SOURCES = {
     "40 small tables": "synthetic:40:11:small",
     "60 tables": "synthetic:60:12",
@@ -83,7 +87,7 @@ def _measured_metrics() -> list[Metric]:
     fast, slow = probe.hardware, f"{probe.hardware}, {_PERCENT} % of its time"
     some = random_shards(load_tables("synthetic:30:21:small"), 4, 6, seed=1)
     try:
-        both = [each.sum() for each in _timed(some, (100, _PERCENT))]
+        both = [each.sum() for each in _timed(some, (100, _PERCENT), _BUILDS)]
     except (OSError, subprocess.CalledProcessError) as error:
         say(f"no control group can be made here: {error}")
         return []
@@ -100,7 +104,7 @@ def _measured_metrics() -> list[Metric]:
         plans = _plans(task, parts, fast, timer)
         shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
         # Each shard is timed on both kinds; of a plan's shards, that of its device counts.
-        timed = _timed(shards, (100, _PERCENT))
+        timed = _timed(shards, (100, _PERCENT), _BUILDS)
         ms = {kind: found.reshape(2, 4, 2) for kind, found in zip((fast, slow), timed, strict=True)}
         knowing, equal = (
             float(np.concatenate([ms[fast][n, :2], ms[slow][n, 2:]]).max(0).sum()) for n in range(2)
@@ -149,17 +153,19 @@ class _Timer:
     def learn(self, shards: Sequence[Shard], seconds: float) -> int:
         """Times as many of these shards as the time allows; returns how many are new."""
         new = {s.digest: s for s in shards if s.digest not in self._known}
-        each = len(self._percents) * (_FEW + 1) * ROUND_SECONDS
+        each = len(self._percents) * (_ROUNDS + 1) * ROUND_SECONDS
         chosen = [*new.values()][: int(seconds / each)]
         if not chosen:
             return 0
         self._known |= {shard.digest for shard in chosen}
         settings = MeasureSettings(_BATCH_SIZE)
-        timed = _timed(chosen, [*self._percents.values()], _FEW)
+        timed = _timed(chosen, [*self._percents.values()])
         for kind, found in zip(self._percents, timed, strict=True):
             for shard, (forward_ms, backward_ms) in zip(chosen, found.tolist(), strict=True):
                 seconds = (forward_ms + backward_ms) / 1e3
-                timing = Timing(forward_ms, backward_ms, Directions.of(0.02), _FEW, 0, 0.0, seconds)
+                timing = Timing(
+                    forward_ms, backward_ms, Directions.of(_ERROR), _ROUNDS, 0, 0.0, seconds
+                )
                 self._found[kind].append(
                     Measurement(shard, settings, kind, "", "ok", "core", "here", 0.0, timing)
                 )
@@ -180,20 +186,22 @@ class _Timer:
         return EstimatedCosts(model, _BATCH_SIZE, residuals)
 
 
-def _timed(shards: Sequence[Shard], percents: Sequence[int], rounds: int = _ROUNDS) -> list[Floats]:
-    """Returns forward and backward ms of shards, [shards, 2], for a core with each quota."""
+def _timed(shards: Sequence[Shard], percents: Sequence[int], builds: int = 1) -> list[Floats]:
+    """Returns forward and backward ms of shards, [shards, 2], for a core with each quota.
+
+    They are medians of so many processes, each of which builds the shards.
+    """
     pieces = [[(p.table.to_json(), p.start, p.width) for p in shard.pieces] for shard in shards]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shards.json"
         path.write_text(json.dumps({"batch_size": _BATCH_SIZE, "shards": pieces}))
         program = [sys.executable, str(Path(__file__).with_name("time_shards.py"))]
-        done = subprocess.run(
-            [*program, ",".join(map(str, percents)), str(rounds), str(path)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    return [np.array(found) for found in json.loads(done.stdout.splitlines()[-1])]
+        command = [*program, ",".join(map(str, percents)), str(_ROUNDS), str(path)]
+        found = []
+        for _ in range(builds):
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    return list(np.median(found, axis=0))
 
 
 def _gpu_metrics() -> list[Metric]:

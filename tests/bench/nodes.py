@@ -66,7 +66,7 @@ def _measured_metrics() -> list[Metric]:
             steps_ms = steps_by_known_links(machine, address, options, Path(folder))
     return [
         *(
-            # gloo reduces and scatters as it reduces for all, which moves twice as much.
+            # gloo's reduce-scatter is an all-reduce, which moves twice as much.
             Metric(f"{label}: predicted over measured",
                    "" if label.startswith("reduce-scatter") else "0.9 to 1.1", ratio)
             for label, ratio in found["ratios"].items()

@@ -13,7 +13,7 @@ from autoshard.benchmark import MachineProbe, MeasurementStore, ReferenceLevel
 from autoshard.benchmark.probe import OperatorPrices, Passes, ProbedShard, ProbeError, UpdateTime
 from autoshard.benchmark.probe_shards import PROBE_SHARDS
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, load_model, save_model
-from autoshard.cost_model.calibration import calibrate
+from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples
@@ -28,7 +28,7 @@ from autoshard.cost_model.machines import Machines
 from autoshard.cost_model.network import INPUTS
 from autoshard.cost_model.probed_machine import kept_probe, on_machine
 from autoshard.cost_model.training import TrainOptions
-from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
+from autoshard.workload import EmbeddingTable, Objective, Shard, UserError, random_shards
 
 # Machines: what lookups cost there over what the formula says, and the update of a distinct row.
 PACES = {"cpu: slow": 2.0, "cpu: usual": 1.0, "cpu: fast": 0.6}
@@ -136,18 +136,47 @@ def test_a_probe_puts_a_model_on_its_machine(
         assert found.provenance.hardware == probe.hardware
         assert found.provenance.reference_level == probe.reference_level
         assert found.probe == probe
-        assert found.overhead is None
-    # What training takes beside operators follows the start of these.
-    overhead = load_model("cpu").overhead
-    assert overhead is not None
-    starts = replace(probe, operator=replace(probe.operator, start_us=Passes(66.0, 40.0)))
-    training = on_machine(replace(knowing, overhead=overhead), starts)
-    assert training.overhead == overhead.on_machine(66.0) != overhead
+        assert not found.overheads
     # Too few shards: the mean machine, with the probe's time of an update.
     little = on_machine(knowing, probe_of("cpu: slow", shards=2)).compute
     mean = machines_of(knowing).mean
     slow = machine_data(shards, "cpu: slow")
     assert np.median(errors(little, slow)) < np.median(errors(mean, slow))
+
+
+def test_what_training_takes_on_a_machine_follows_its_reference(
+    knowing: CostModel, model: CostModel, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    overhead = load_model("cpu").overhead
+    assert overhead is not None
+    assert overhead.reference_level is not None
+    training = replace(knowing, overhead=overhead)
+    probe = probe_of("cpu: slow")
+    expected = overhead.at_level(probe.reference_level)
+    found = on_machine(training, probe)
+    step = found.for_objective(Objective("step"))
+    assert step.counted_overhead == expected != overhead
+    save_model(found, tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert on_machine(again, probe).overheads == found.overheads
+    # That of others stays as it is, and what was measured does, too.
+    elsewhere = found.on_hardware("cpu: fast")
+    assert elsewhere is not None
+    assert elsewhere.for_objective(Objective("step")).counted_overhead == overhead
+    measured = replace(training, overheads={probe.hardware: overhead})
+    assert on_machine(measured, probe).overheads == measured.overheads
+    # Shards of another machine say as much as its probe.
+    shards = random_shards(many_tables, MIN_CALIBRATION_SHARDS, 12, seed=7)
+    data = replace(
+        replace(machine_data(shards, "cpu: slow"), hardware="cpu: new"),
+        reference_level=replace(REFERENCE_LEVEL, forward_ms=7.0),
+    )
+    assert calibrate(training, data).overheads == {
+        "cpu: new": overhead.at_level(data.reference_level)
+    }
+    assert not calibrate(
+        replace(model, overhead=overhead), replace(data, hardware=HARDWARE)
+    ).overheads
 
 
 def machines_of(model: CostModel) -> Machines:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoshard.benchmark import ReferenceLevel
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model import (
     CostModel,
@@ -196,10 +197,10 @@ def test_coefficients_are_found_again() -> None:
         fit_overhead(rehearsed[:5], operators[:5])
 
 
-def test_another_machine_takes_as_much_longer_as_its_operators_start_later() -> None:
-    rows = RowOverhead(2.0, 0.3, 0.4)
-    known = replace(OVERHEAD, copies=COPIES, rows=rows, operator_start_us=100.0)
-    slow = known.on_machine(250.0)
+def test_another_machine_takes_as_much_longer_as_its_reference() -> None:
+    rows, level = RowOverhead(2.0, 0.3, 0.4), ReferenceLevel(0.3, 4.0)
+    known = replace(OVERHEAD, copies=COPIES, rows=rows, reference_level=level)
+    slow = known.at_level(ReferenceLevel(0.75, 4.0))
     loads, operators_ms = np.array([9e5, 3e5, 4e4, 1.0]), np.array([6.0, 9.0])
     for overhead, factor in ((known, 1.0), (slow, 2.5)):
         beside = known.in_training(np.zeros(2), loads)
@@ -209,6 +210,7 @@ def test_another_machine_takes_as_much_longer_as_its_operators_start_later() -> 
     names = [table.name for table in task.tables]
     plans = [
         ShardingPlan.table_wise(task, [n % 3 for n in range(12)]),
+        next(iter(random_plans(task, 0))),  # with splits
         replace(ShardingPlan.table_wise(task.without(names[:4]), [0] * 8), copied=tuple(names[:4])),
     ]
     for plan in plans:
@@ -217,9 +219,12 @@ def test_another_machine_takes_as_much_longer_as_its_operators_start_later() -> 
     assert slow.of_rows.ms(task, {names[0]: 3}, ()) == pytest.approx(
         2.5 * rows.ms(task, {names[0]: 3}, ())
     )
-    assert slow.on_machine(100.0).rates == pytest.approx(known.rates)
-    assert known.on_machine(None) is known
-    assert OVERHEAD.on_machine(250.0) is OVERHEAD  # of which it is not known
+    assert splits_of(task, plans[1].placed(task)) > 0
+    assert slow.at_level(level).rates == pytest.approx(known.rates)
+    assert StepOverhead.from_json(slow.to_json()) == slow
+    assert known.at_level(None) is known
+    assert known.at_level(ReferenceLevel(0.75, 4.0, method=1)) is known  # not comparable
+    assert OVERHEAD.at_level(level) is OVERHEAD  # of which it is not known
 
 
 def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel) -> None:
@@ -334,6 +339,11 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
     alike = fit_copies(elsewhere, rehearsed[:1] * 8, operators[:1] * 8).copies
     assert alike is not None
     assert alike.rates == pytest.approx(COPIES.rates, rel=0.01)
+    # Where plans tell them apart, another machine's count little.
+    heavier = replace(COPIES, weight_ns=3 * COPIES.weight_ns)
+    own = fit_copies(replace(OVERHEAD, copies=heavier), rehearsed, operators).copies
+    assert own is not None
+    assert own.weight_ns - COPIES.weight_ns < 0.15 * (heavier.weight_ns - COPIES.weight_ns)
     with pytest.raises(UserError, match="3 plans with copies were rehearsed"):
         fit_copies(OVERHEAD, rehearsed[:3], operators[:3])
     save_model(copying, tmp_path / "model")
