@@ -75,7 +75,10 @@ def test_the_test_is_measured_where_rewards_are(trained: Path) -> None:
 def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:
     """Those of the test's plans are not: they are measured when all has been learned."""
     with MeasurementStore(trained / "run" / "costs.db") as store:
-        parts = [part_of_shard(m.shard) for m in store.measurements()]
+        shards = [measured.shard for measured in store.measurements()]
+    # A plan of the test may have blocks of rows, which are tables of their own: `item[0:500]`.
+    whole = [s for s in shards if not any("[" in piece.table.name for piece in s.pieces)]
+    parts = [part_of_shard(shard) for shard in whole]
     assert parts.count("train") >= 20
     assert set(parts) == {"train", "test"}
     taught = [line for line in result(trained)["iterations_here"] if "new_shards" in line]
