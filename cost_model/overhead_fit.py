@@ -161,11 +161,11 @@ def _fit_like(usual: Floats, amounts: Floats, measured_ms: Floats, whole_ms: Flo
     """
     (factor,) = fit_terms((amounts @ usual)[:, None], measured_ms, whole_ms)
     near = factor * usual
-    told = near > 0
+    positive = near > 0
     return fit_terms(
-        np.concatenate([amounts, np.eye(len(near))[told]]),
-        np.concatenate([measured_ms, near[told]]),
-        np.concatenate([whole_ms, _CLOSENESS * near[told]]),
+        np.concatenate([amounts, np.eye(len(near))[positive]]),
+        np.concatenate([measured_ms, near[positive]]),
+        np.concatenate([whole_ms, _CLOSENESS * near[positive]]),
     )
 
 
