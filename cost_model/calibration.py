@@ -53,9 +53,8 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
         known = (compute.uncertainty, model.machines.mean.uncertainty)
         compute = replace(compute, uncertainty=max(known, key=lambda each: each.noise))
     links = model.links if same else {}
-    overheads = model.overheads
-    if not same:
-        overheads = model.overheads_at(data.hardware, data.reference_level)
+    here = data.hardware, data.reference_level
+    overheads = model.overheads if same else model.overheads_at(*here)
     return replace(
         model,
         compute=compute,

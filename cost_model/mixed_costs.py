@@ -41,7 +41,7 @@ def costs_of_machines(model: CostModel, batch_size: int) -> EstimatedCosts:
     for machine in () if model.machines is None else model.machines.trained_on:
         if (level := machine.reference_level) is None:
             continue
-        own_ms = level.forward_ms + level.backward_ms
+        own_ms = level.both_ms
         if all(max(ms / own_ms, own_ms / ms) > _MIN_SPEED_RATIO for ms in levels.values()):
             levels[machine.hardware] = own_ms
     models = [model, *map(model.on_hardware, levels)]

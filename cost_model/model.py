@@ -138,7 +138,7 @@ class CostModel:
         level = self.provenance.reference_level
         if level is None:
             return {}
-        return {self.provenance.hardware: level.forward_ms + level.backward_ms}
+        return {self.provenance.hardware: level.both_ms}
 
     def hardware_mismatch(self, hardware: str) -> str | None:
         """Returns a one-line warning if the hardware differs from the model's; else None."""

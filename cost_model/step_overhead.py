@@ -283,15 +283,16 @@ class StepOverhead:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "StepOverhead":
         """Returns the coefficients that `to_json` wrote."""
-        passes = {n: DirectionOverhead(**document[n]) for n in ("forward", "backward")}
-        copies = document.get("copies")  # which models from before do not know
-        known = None if copies is None else CopyOverhead(**copies)
-        rows = document.get("rows")
-        row_wise = None if rows is None else RowOverhead(**rows)
-        level = document.get("reference_level")
-        at = None if level is None else ReferenceLevel(**level)
-        ways = {"copies": known, "rows": row_wise}
-        return StepOverhead(**{**document, **passes, **ways, "reference_level": at})
+        kinds: dict[str, type] = {
+            "forward": DirectionOverhead,
+            "backward": DirectionOverhead,
+            "copies": CopyOverhead,
+            "rows": RowOverhead,
+            "reference_level": ReferenceLevel,
+        }
+        # Models from before do not know all of them.
+        known = {name for name in kinds if document.get(name) is not None}
+        return StepOverhead(**{**document, **{n: kinds[n](**document[n]) for n in known}})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

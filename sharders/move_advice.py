@@ -29,7 +29,7 @@ _SURE = 0.95
 
 @dataclass(frozen=True)
 class MoveAdvice:
-    """What moving to a new plan gains and takes. The new plan may be the one in use.
+    """Gain and cost of moving to a new plan, which may be the one in use.
 
     Args:
         plan: The new plan.

@@ -333,8 +333,8 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
         assert getattr(found, name) == pytest.approx(value, rel=0.02, abs=1e-6), name
     report = report_on(known, rehearsed, operators)
     assert (report.ratio, report.deviation) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
-    # Where all plans copy the same, lookups and weights cannot be told apart, and those of another
-    # machine say how they compare.
+    # Where all plans copy the same tables, costs of lookups and of weights are not identifiable:
+    # their ratio is that of another machine.
     elsewhere = replace(OVERHEAD, copies=COPIES.scaled(3.0))
     alike = fit_copies(elsewhere, rehearsed[:1] * 8, operators[:1] * 8).copies
     assert alike is not None
