@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from autoshard.workload.arrays import Floats
+from autoshard.workload.arrays import Bools, Floats
 from autoshard.workload.errors import UserError
 from autoshard.workload.links import Network
 from autoshard.workload.objective import Objective
@@ -202,35 +202,76 @@ def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
     )
 
 
-def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
-    """Returns what exchanges take that come after those of whole tables, on all devices alike.
+@dataclass(frozen=True)
+class FurtherExchanges:
+    """What exchanges take that come after those of tables in columns, on all devices alike.
 
     TorchRec exchanges the outputs of tables by rows, and of tables by rows within a node, each by
     themselves. Of the latter all is counted here, by the node that has most of them; of the former
     the start, if they are not the only ones, and that of rings is another one. What they move is a
     part of `exchange_ms`.
+
+    Args:
+        start_ms: Start of the exchanges of a further kind.
+        rings_ms: What rings of all devices take more to start than all-to-alls.
+        node_rings_ms: Start of the rings in nodes.
+        node_column_ms: For each column on the node that has most columns of tables by rows.
     """
-    link, ranks = task.objective.link, len(task.devices)
-    exchanges = task.objective.exchanges(ranks)
-    if link is None or not exchanges or not plan.row_wise:
+
+    start_ms: float = 0.0
+    rings_ms: float = 0.0
+    node_rings_ms: float = 0.0
+    node_column_ms: float = 0.0
+
+    @staticmethod
+    def of(task: ShardingTask) -> "FurtherExchanges":
+        """Returns the exchanges of a task; all is 0 where exchanges do not count."""
+        link, ranks = task.objective.link, len(task.devices)
+        exchanges = task.objective.exchanges(ranks)
+        if link is None or not exchanges:
+            return FurtherExchanges()
+        latency_s = link.all_to_all(ranks).latency_s
+        node_rings_s = node_column_s = 0.0
+        if isinstance(link, Network):  # inside, and then between
+            node_rings_s = link.inside.ring(link.devices_per_node).latency_s
+            node_column_s = _ELEMENT_BYTES * task.batch_size * link.node_rows_s(ranks)
+        return FurtherExchanges(
+            _MS * (exchanges + _INPUT_EXCHANGES) * latency_s,
+            _MS * exchanges * (link.ring(ranks).latency_s - latency_s),
+            _MS * exchanges * node_rings_s,
+            _MS * exchanges * node_column_s,
+        )
+
+    def ms(self, columns: Bools, rows: Bools, node_rows: Bools, node_columns: Floats) -> Floats:
+        """Returns what further exchanges take, [...].
+
+        Args:
+            columns: Whether any table is whole or in columns, [...].
+            rows: Whether any is by rows on all devices.
+            node_rows: Whether any is by rows on the devices of a node.
+            node_columns: Columns of these on each node, [..., nodes].
+        """
+        further = np.maximum(1 * columns + rows + node_rows - 1, 0) * (rows | node_rows)
+        rings_ms = self.rings_ms * rows + self.node_rings_ms * node_rows
+        return np.asarray(
+            self.start_ms * further + rings_ms + self.node_column_ms * node_columns.max(-1)
+        )
+
+
+def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
+    """Returns what the further exchanges of a plan take (`FurtherExchanges`)."""
+    if not plan.row_wise:
         return 0.0
+    ranks, nodes = len(task.devices), task.nodes
     tables = {table.name: table for table in task.tables}
-    ways, columns = set[int](), dict[int, int]()
+    blocks, columns = set[int](), np.zeros(nodes)
     for placement in plan.placements:
-        blocks = placement.row_blocks
-        ways.add(blocks)
-        if 1 < blocks < ranks:
+        blocks.add(placement.row_blocks)
+        if 1 < placement.row_blocks < ranks:
             width = placement.width * tables[placement.table].features
-            columns[placement.device] = columns.get(placement.device, 0) + width
-    starts = (len(ways) - 1) * (exchanges + _INPUT_EXCHANGES)
-    moved_s = 0.0
-    latency_s = link.all_to_all(ranks).latency_s
-    rings_s = exchanges * (link.ring(ranks).latency_s - latency_s) if ranks in ways else 0.0
-    if columns and isinstance(link, Network):  # inside, and then between
-        rings_s += exchanges * link.inside.ring(link.devices_per_node).latency_s
-        sums = _ELEMENT_BYTES * task.batch_size * max(columns.values())
-        moved_s = exchanges * sums * link.node_rows_s(ranks)
-    return _MS * (moved_s + starts * latency_s + rings_s)
+            columns[placement.device // (ranks // nodes)] += width
+    kinds = (1 in blocks, ranks in blocks, bool(blocks - {1, ranks}))
+    return float(FurtherExchanges.of(task).ms(*map(np.array, kinds), columns))
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:

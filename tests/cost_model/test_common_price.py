@@ -1,0 +1,66 @@
+"""What all devices bear is the sum of what options bring, whichever way it is put together."""
+
+import numpy as np
+import pytest
+
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.common_price import CommonPrice
+from autoshard.workload import Device, Link, Network, Objective, Piece, ShardingTask, load_tables
+from autoshard.workload.options import (
+    DATA_PARALLEL,
+    ShardingOption,
+    blocks_of,
+    options_of,
+    plan_of,
+)
+from autoshard.workload.tables import can_be_split, halves
+
+BATCH = 4096
+NETWORK = Network(Link(2e10, 2e-5, 1e10, 3e-5), Link(5e9, 5e-5), 2)
+LINKS = {"no_link": None, "link": Link(1e10, 3e-5, 6e9, 5e-5), "nodes": NETWORK}
+TABLES = load_tables("synthetic:200:5")[:9]
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", ["step", "pipelined", "operators"])
+def test_the_price_of_options_is_that_of_the_plan(name: str, link: str) -> None:
+    devices = Device.uniform(4, 10**12)
+    objective = Objective(name, LINKS[link], dense_ms=1.0)  # type: ignore[arg-type]
+    task = ShardingTask(tuple(TABLES), devices, BATCH, objective=objective)
+    oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 4), BATCH)
+    price = CommonPrice(oracle.model.counted_overhead, task)
+    rng = np.random.default_rng(3)
+    known = [ShardingOption(), ShardingOption(row_blocks=4)]
+    if task.nodes > 1:
+        known += [ShardingOption(row_blocks=2), ShardingOption(row_blocks=2, first=2)]
+    if price.knows_copies:
+        known.append(DATA_PARALLEL)
+    assert price.knows_copies == objective.in_training
+    for some in [[option] for option in known] + 20 * [known]:
+        options = {t.name: some[rng.integers(len(some))] for t in task.tables}
+        options = {table: option for table, option in options.items() if not option.by_columns}
+        placed = list[tuple[Piece, int]]()
+        for table in task.tables:
+            if table.name not in options:
+                whole = table.whole()
+                pieces = halves(whole) if can_be_split(whole) and rng.random() < 0.5 else [whole]
+                placed += [(piece, int(rng.integers(4))) for piece in pieces]
+        plan = plan_of(task, options, placed)
+        plan.check(task)
+        assert options_of(plan) == options
+        columns = [table for table in task.tables if table.name not in options]
+        parts = {(piece.table.name, device): piece.table.features for piece, device in placed}
+        splits = sum(parts.values()) - sum(table.features for table in columns)
+        found = price.ms(price.loads_of(options), splits)
+        assert found == pytest.approx(oracle.common_ms(task, plan), rel=1e-9, abs=1e-12)
+
+
+def test_blocks_of_rows_have_the_devices_of_the_plan() -> None:
+    task = ShardingTask(tuple(TABLES), Device.uniform(4, 10**12), BATCH)
+    table, option = TABLES[0], ShardingOption(row_blocks=4)
+    plan = plan_of(task, {table.name: option}, [(t.whole(), 0) for t in TABLES[1:]])
+    blocks = blocks_of(task, table, option)
+    assert blocks == [pair for pair in plan.placed(task) if pair[0].table.name not in
+                      {t.name for t in TABLES}]  # fmt: skip
+    assert sum(block.table.rows for block, _ in blocks) == table.rows
+    assert blocks_of(task, table, DATA_PARALLEL) == []
