@@ -270,8 +270,10 @@ def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
         if 1 < placement.row_blocks < ranks:
             width = placement.width * tables[placement.table].features
             columns[placement.device // (ranks // nodes)] += width
-    kinds = (1 in blocks, ranks in blocks, bool(blocks - {1, ranks}))
-    return float(FurtherExchanges.of(task).ms(*map(np.array, kinds), columns))
+    whole, rows, node_rows = (
+        np.array(there) for there in (1 in blocks, ranks in blocks, bool(blocks - {1, ranks}))
+    )
+    return float(FurtherExchanges.of(task).ms(whole, rows, node_rows, columns))
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:
