@@ -32,7 +32,7 @@ def set_program(name: str, typed: Mapping[str, str]) -> None:
 
 
 class _Console(Console):
-    """A console whose texts name commands as the user types them, as `autoshard train`."""
+    """A console whose texts name commands as the user types them, as `autoshard ppo-shard`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         named = re.sub(
