@@ -1,4 +1,4 @@
-"""The command `autoshard`: one subcommand for each script in `experiments/`, with the script's name.
+"""The command `autoshard`: one subcommand for each script in `experiments/`, of its name.
 
 A subcommand runs its script as a script, so it has the same options and loads nothing else.
 """

@@ -57,7 +57,7 @@ def test_each_package_is_installed() -> None:
 
 def test_each_script_is_a_subcommand(tmp_path: Path) -> None:
     scripts = {path.stem for path in EXPERIMENTS.glob("[!_]*.py")}
-    assert COMMANDS == {script.replace("_", "-"): script for script in scripts}
+    assert {script.replace("_", "-"): script for script in scripts} == COMMANDS
     told, _ = autoshard("--help", tmp_path)
     for name in COMMANDS:
         assert f"  {name} " in told
@@ -79,7 +79,10 @@ def test_planning_loads_little(tmp_path: Path) -> None:
     [
         ("shrad", "autoshard shrad: there is no such command: use shard, compare, collect-costs, "),
         ("shard --num-devices 2", "Missing from autoshard shard:"),
-        (f"shard {PLANNING} --policy nowhere", "holds no policy: autoshard ppo-shard --out makes one"),
+        (
+            f"shard {PLANNING} --policy nowhere",
+            "autoshard ppo-shard --out makes one",
+        ),
         ("store inform costs.db", "autoshard store"),
     ],
 )
