@@ -112,6 +112,11 @@ def note(line: str) -> None:
     say(f"note: {line}")
 
 
+def notice(line: str) -> None:
+    """Prints a note about the run itself, such as what it waits for, to standard error."""
+    say_error(f"note: {line}")
+
+
 def say_error(line: str) -> None:
     """Prints a line to standard error as it is, without markup."""
     error_console.print(line, markup=False)
