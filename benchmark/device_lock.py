@@ -10,12 +10,13 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
 _LOOK_EVERY_S = 0.01  # a look takes microseconds of the core that is being measured on
+_SILENCE_S = 1.0  # waiting for longer is reported
 
 
 class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
@@ -23,7 +24,9 @@ class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
 
 
 @contextmanager
-def claimed(device: str, label: str, patience_s: float) -> Iterator[None]:
+def claimed(
+    device: str, label: str, patience_s: float, waiting: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Holds a device while the block runs; waits up to `patience_s` for it.
 
     Pools of one user see each other if they share the folder for temporary files.
@@ -32,6 +35,7 @@ def claimed(device: str, label: str, patience_s: float) -> Iterator[None]:
         device: Name of the device on this machine, such as `core 3`.
         label: Description of the holder, for messages of others.
         patience_s: Seconds to wait.
+        waiting: Called once with what is waited for, after the first second.
 
     Raises:
         DeviceBusy: The device did not become free; the message describes its holder.
@@ -40,15 +44,18 @@ def claimed(device: str, label: str, patience_s: float) -> Iterator[None]:
     folder.mkdir(mode=0o700, exist_ok=True)
     # Opened to append: opening to write would erase the description of another holder.
     with open(folder / f"{device.replace(' ', '')}.lock", "a+b", buffering=0) as lock:
-        deadline = time.monotonic() + patience_s
+        started = time.monotonic()
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    where = f"{device} of {socket.gethostname()}"
-                    raise DeviceBusy(f"{where} is held by {_holder(lock)}") from None
+                waited_s = time.monotonic() - started
+                if waited_s >= patience_s:
+                    raise DeviceBusy(_held(device, lock)) from None
+                if waiting is not None and waited_s >= _SILENCE_S:
+                    waiting(_held(device, lock))
+                    waiting = None
             time.sleep(_LOOK_EVERY_S)
         _write(lock, json.dumps({"label": label, "process": os.getpid(), "since": time.time()}))
         try:
@@ -70,6 +77,10 @@ def _write(lock: FileIO, text: str) -> None:
     with suppress(OSError):  # a full disk must not prevent measuring
         lock.truncate(0)
         lock.write(text.encode())
+
+
+def _held(device: str, lock: FileIO) -> str:
+    return f"{device} of {socket.gethostname()} is held by {_holder(lock)}"
 
 
 def _holder(lock: FileIO) -> str:

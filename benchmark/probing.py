@@ -1,9 +1,10 @@
 """Runs a `MachineProbe`: a few seconds on a device, first for shards, then for its memory."""
 
 import gc
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,11 +20,12 @@ from autoshard.benchmark.hardware import (
 )
 from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError
 from autoshard.benchmark.probing_memory import SET_BYTES, MemoryProbe
-from autoshard.benchmark.probing_shards import probe_shards
+from autoshard.benchmark.probing_shards import TimeLimit, probe_shards
 from autoshard.benchmark.process import collector_paused, release_freed_memory
 from autoshard.benchmark.reference import reference_operators
 from autoshard.workload.sizes import format_bytes
 
+CLAIM_SECONDS = 10.0  # longest wait for a device that others measure on
 MEMORY_SHARE = 4  # a probe takes at most this fraction of the free memory
 _OWN_BYTES = 96 * 2**20  # the reference, indices and small operators
 _MEASURING_SHARE = 0.9  # of the time; the rest is for the last operator and for giving back memory
@@ -34,6 +36,7 @@ def run_probe(
     backend: DeviceBackend,
     seconds: float = PROBE_SECONDS,
     references: Sequence[TimedOperator] | None = None,
+    max_seconds: float = math.inf,
 ) -> MachineProbe:
     """Probes the device to which this process is bound.
 
@@ -43,18 +46,20 @@ def run_probe(
         backend: The device.
         seconds: Wall time that the probe may take.
         references: The device's reference operators; None to build one.
+        max_seconds: Wall time after which the probe is given up. Its shards take longer than
+            `seconds` where other programs use the device.
 
     Raises:
-        ProbeError: There is too little memory.
+        ProbeError: There is too little memory, or `max_seconds` are over.
     """
     started = time.monotonic()
     free_bytes = backend.probe_memory_bytes()
     sizes = _sizes_that_fit(free_bytes)
     if references is None:
         references = reference_operators(backend, copies=1)
-    deadline = started + _SHARDS_SHARE * seconds
+    deadline, limit = started + _SHARDS_SHARE * seconds, TimeLimit(started, max_seconds)
     for_shards = free_bytes // MEMORY_SHARE - _OWN_BYTES
-    shards, level = probe_shards(backend, references, for_shards, deadline)
+    shards, level = probe_shards(backend, references, for_shards, deadline, limit)
     with collector_paused():
         probe = MemoryProbe(backend, references, sizes, started + _MEASURING_SHARE * seconds)
         probe.run()
@@ -65,13 +70,21 @@ def run_probe(
     return replace(found, shards=shards, reference_level=level or found.reference_level)
 
 
-def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS, threads: int = 1) -> MachineProbe:
+def probe_here(
+    kind: str = "cpu",
+    seconds: float = PROBE_SECONDS,
+    threads: int = 1,
+    max_seconds: float = math.inf,
+    waiting: Callable[[str], None] | None = None,
+) -> MachineProbe:
     """Probes this machine's first device of a kind, in this process and without Ray.
 
     Args:
         kind: Kind of device.
         seconds: Wall time that the probe may take.
         threads: Cores of a CPU device.
+        max_seconds: Wall time after which the probe is given up, from when it has the device.
+        waiting: Called with what is waited for, if that takes more than a second.
 
     Raises:
         ProbeError: There is too little memory, too few cores, or another process measures on them.
@@ -86,10 +99,12 @@ def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS, threads: int =
     try:
         name, memory = f"{kind}{core}", free_memory_bytes()
         backend.bind(Place(kind, machine_id(), core, "", name, memory, cores[:threads]))
-        with backend.claim("a probe of this machine"):
-            return run_probe(backend, seconds)
+        with backend.claim("a probe of this machine", CLAIM_SECONDS, waiting):
+            return run_probe(backend, seconds, max_seconds=max_seconds)
     except DeviceBusy as error:
-        raise ProbeError(f"this machine cannot be probed now: {error}") from error
+        raise ProbeError(
+            f"this machine cannot be probed now: {error}: run again when that has ended"
+        ) from error
     finally:
         release_freed_memory()
         os.sched_setaffinity(0, cpus)

@@ -177,12 +177,12 @@ class MeasurementStore:
         last, _ = self.revision()
         known_at, known = self._deviations.get((hardware, versions), (-1, None))
         if known is None or not 0 <= known_at <= last <= known_at + _LEVEL_REPEATS:
-            known = deviation_of_repeats(self._repeats(hardware, versions))
+            known = deviation_of_repeats(self.repeats(hardware, versions))
             self._deviations[hardware, versions] = (last, known)
         return known
 
-    def _repeats(self, hardware: str, versions: str) -> list[list[Timing]]:
-        """Returns the timings of shards with several measurements."""
+    def repeats(self, hardware: str, versions: str) -> list[list[Timing]]:
+        """Returns the timings of each shard that was measured several times."""
         names = ", ".join(KEY[:5])
         with self._reporting():
             rows = self._db.execute(

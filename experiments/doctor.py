@@ -1,14 +1,16 @@
 #!/usr/bin/env python
 """Check what this machine and its Ray cluster can measure, and what is missing."""
 
+import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import ray
@@ -153,11 +155,23 @@ def _measuring(path: Path) -> Iterator[Finding]:
     pool.close()
     hardware, versions = pool.make()
     with MeasurementStore(path) as store:
-        noise = store.deviation(hardware, versions).both
-    mend = "other programs use the devices: end them, or expect to measure longer"
-    yield Finding("noise", f"repeats deviate by {noise:.1%}", mend if noise > _NOISE else "")
+        yield _noise([[t.total_ms for t in same] for same in store.repeats(hardware, versions)])
     yield from (Finding("notice", notice) for notice in pool.notices())
     yield from _links(pool)
+
+
+def _noise(repeats_ms: Sequence[Sequence[float]]) -> Finding:
+    """Returns by how much repeat measurements of the same shards deviate from their means."""
+    again = sum(len(same) - 1 for same in repeats_ms)
+    if again == 0:
+        return Finding("noise", "not known: no shard was measured more than once")
+    logs = [[math.log(ms) for ms in same] for same in repeats_ms]
+    squares = sum((log - fmean(same)) ** 2 for same in logs for log in same)
+    noise = math.sqrt(squares / again)
+    times = again + len(repeats_ms)
+    says = f"{times} measurements of {len(repeats_ms)} shards deviate by {noise:.1%}"
+    mend = "other programs use the devices: end them, or expect to measure longer"
+    return Finding("noise", says, mend if noise > _NOISE else "")
 
 
 def _links(pool: BenchmarkPool) -> Iterator[Finding]:

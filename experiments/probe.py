@@ -36,7 +36,12 @@ class ProbeConfig:
 def main(config: ProbeConfig) -> None:
     """Probes one device and writes the probe."""
     config.check()
-    found = probe_here("cpu", config.seconds, config.threads)
+    found = probe_here(
+        "cpu",
+        config.seconds,
+        config.threads,
+        waiting=lambda held: cli.notice(f"the probe waits: {held}"),
+    )
     save_probe(found, config.out)
     known = sum(size.copy_gb_s is not None for size in found.working_sets)
     cli.say(

@@ -192,13 +192,17 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def claim(
-        self, label: str, patience_s: float = CLAIM_PATIENCE_S
+        self,
+        label: str,
+        patience_s: float = CLAIM_PATIENCE_S,
+        waiting: Callable[[str], None] | None = None,
     ) -> AbstractContextManager[None]:
         """Holds the device while the block runs, against other clusters of this machine.
 
         Args:
             label: Description of the holder, for messages of others.
             patience_s: Seconds to wait for another holder before DeviceBusy.
+            waiting: Called with what is waited for, if that takes more than a second.
         """
 
     @property

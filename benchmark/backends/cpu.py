@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -128,11 +128,16 @@ class CpuBackend(DeviceBackend):
         self._has_quota = cpu_quota() is not None
 
     @contextmanager
-    def claim(self, label: str, patience_s: float = CLAIM_PATIENCE_S) -> Iterator[None]:
+    def claim(
+        self,
+        label: str,
+        patience_s: float = CLAIM_PATIENCE_S,
+        waiting: Callable[[str], None] | None = None,
+    ) -> Iterator[None]:
         """Holds the cores against other pools of this machine."""
         with ExitStack() as held:
             for core in self._cores:
-                held.enter_context(claimed(f"core {core}", label, patience_s))
+                held.enter_context(claimed(f"core {core}", label, patience_s, waiting))
             yield
 
     @property

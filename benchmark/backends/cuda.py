@@ -1,6 +1,6 @@
 """NVIDIA GPUs: Ray assigns each to one actor, which sees no other."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
@@ -197,10 +197,13 @@ class CudaBackend(DeviceBackend):
         return int(self._properties().total_memory)
 
     def claim(
-        self, label: str, patience_s: float = CLAIM_PATIENCE_S
+        self,
+        label: str,
+        patience_s: float = CLAIM_PATIENCE_S,
+        waiting: Callable[[str], None] | None = None,
     ) -> AbstractContextManager[None]:
         """Holds the GPU against other Ray clusters of this machine, which assign it, too."""
-        return claimed(f"GPU {self._properties().uuid}", label, patience_s)
+        return claimed(f"GPU {self._properties().uuid}", label, patience_s, waiting)
 
     def free_bytes(self) -> int:
         """Returns the GPU's free memory."""

@@ -32,7 +32,7 @@ def set_program(name: str, typed: Mapping[str, str]) -> None:
 
 
 class _Console(Console):
-    """A console whose texts name commands as the user types them, as `autoshard train`."""
+    """A console whose texts name commands as the user types them, as `autoshard ppo-shard`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         named = re.sub(
@@ -110,6 +110,11 @@ def say(line: str) -> None:
 def note(line: str) -> None:
     """Prints a note as it is, without markup."""
     say(f"note: {line}")
+
+
+def notice(line: str) -> None:
+    """Prints a note about the run itself, such as what it waits for, to standard error."""
+    say_error(f"note: {line}")
 
 
 def say_error(line: str) -> None:

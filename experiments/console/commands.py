@@ -1,4 +1,4 @@
-"""The command `autoshard`: one subcommand for each script in `experiments/`.
+"""The command `autoshard`: one subcommand for each script in `experiments/`, of its name.
 
 A subcommand runs its script as a script, so it has the same options and loads nothing else.
 """
@@ -12,25 +12,26 @@ from typing import get_type_hints
 
 from autoshard.experiments.console import cli
 
-COMMANDS = {
-    "shard": "shard",
-    "compare": "compare",
-    "measure": "collect_costs",
-    "profile": "profile_tables",
-    "train-cost-model": "train_cost_model",
-    "train": "ppo_shard",
-    "sweep": "tune_shard",
-    "plan-world": "plan_world",
-    "diff": "diff_plans",
-    "drift": "check_drift",
-    "train-torchrec": "train_torchrec",
-    "rehearse": "rehearse",
-    "doctor": "doctor",
-    "pool": "pool",
-    "probe": "probe",
-    "store": "store",
-    "demo": "demo",
-}
+_MODULES = (
+    "shard",
+    "compare",
+    "collect_costs",
+    "profile_tables",
+    "train_cost_model",
+    "ppo_shard",
+    "tune_shard",
+    "plan_world",
+    "diff_plans",
+    "check_drift",
+    "train_torchrec",
+    "rehearse",
+    "doctor",
+    "pool",
+    "probe",
+    "store",
+    "demo",
+)
+COMMANDS = {module.replace("_", "-"): module for module in _MODULES}  # by what users type
 _SCRIPTS = "autoshard.experiments"
 
 

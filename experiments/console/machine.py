@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
-from autoshard.benchmark.probe import MachineProbe, ProbeError, load_probe
+from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError, load_probe
 from autoshard.cost_model import CostModel, OtherHardware, load_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
@@ -17,6 +17,7 @@ from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_she
 from autoshard.workload.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
+_MAX_PROBE_SECONDS = 10.0  # after which plans are made without
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
@@ -67,6 +68,8 @@ class MachineOptions:
         if self.hardware is None:
             return
         if self.kinds:
+            for options, _ in self.kinds:
+                _ = options.data_sheet  # raises for an unknown name
             if not several:
                 raise UserError(
                     f"--hardware {self.hardware} names several kinds of devices, for which "
@@ -75,9 +78,10 @@ class MachineOptions:
             for options, _ in self.kinds:
                 options.check_machine(cost_model)
             return
+        sheet = self.data_sheet  # raises for an unknown name
         if not self.probe:
             raise UserError("--no-probe takes the cost model as it is: leave out --hardware")
-        if self.data_sheet is None:
+        if sheet is None:
             return
         if cost_model is not None:
             raise UserError(
@@ -114,7 +118,7 @@ class MachineOptions:
             return None
         if file:
             return read_data_sheet(name, Path(file))
-        if name and name not in DATA_SHEETS and not Path(name).exists():
+        if self.hardware is not None and name not in DATA_SHEETS and not Path(name).is_file():
             raise UserError(
                 f"--hardware {name} is no file, and none of the GPUs {', '.join(DATA_SHEETS)}: "
                 "name one of these, or NAME=FILE of a data sheet"
@@ -246,13 +250,27 @@ def _on(
 def _probe_of_this_machine(store: Path, hardware: str) -> MachineProbe | None:
     """Returns the probe of this machine; None, with a note, where none can be run."""
     from autoshard.benchmark.fbgemm import InstallationError
-    from autoshard.benchmark.probing import probe_here  # loads fbgemm
     from autoshard.cost_model.probed_machine import kept_probe
 
+    def probed() -> MachineProbe:
+        cli.notice(f"this machine is probed, which takes {PROBE_SECONDS:.0f} s; {store} keeps it")
+        from autoshard.benchmark.probing import CLAIM_SECONDS, probe_here  # loads fbgemm
+
+        def waiting(held: str) -> None:
+            cli.notice(
+                f"the probe waits: {held}; after {CLAIM_SECONDS:.0f} s, plans are made without "
+                "it, as by --no-probe"
+            )
+
+        return probe_here(max_seconds=_MAX_PROBE_SECONDS, waiting=waiting)
+
     try:
-        return kept_probe(store, hardware, probe_here)
+        return kept_probe(store, hardware, probed)
     except (ProbeError, InstallationError) as error:  # planning does without FBGEMM
-        cli.note(f"{error}; plans are made without a probe")
+        cli.notice(
+            f"{error}; plans are made without a probe, as by --no-probe (probe.py FILE makes one "
+            "for --hardware FILE)"
+        )
         return None
 
 

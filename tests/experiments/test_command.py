@@ -56,7 +56,8 @@ def test_each_package_is_installed() -> None:
 
 
 def test_each_script_is_a_subcommand(tmp_path: Path) -> None:
-    assert set(COMMANDS.values()) == {path.stem for path in EXPERIMENTS.glob("[!_]*.py")}
+    scripts = {path.stem for path in EXPERIMENTS.glob("[!_]*.py")}
+    assert {script.replace("_", "-"): script for script in scripts} == COMMANDS
     told, _ = autoshard("--help", tmp_path)
     for name in COMMANDS:
         assert f"  {name} " in told
@@ -76,9 +77,12 @@ def test_planning_loads_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("shrad", "autoshard shrad: there is no such command: use shard, compare, measure, "),
+        ("shrad", "autoshard shrad: there is no such command: use shard, compare, collect-costs, "),
         ("shard --num-devices 2", "Missing from autoshard shard:"),
-        (f"shard {PLANNING} --policy nowhere", "holds no policy: autoshard train --out makes one"),
+        (
+            f"shard {PLANNING} --policy nowhere",
+            "autoshard ppo-shard --out makes one",
+        ),
         ("store inform costs.db", "autoshard store"),
     ],
 )

@@ -38,3 +38,12 @@ def test_a_full_disk_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._disk().mend == ""
     monkeypatch.setattr(doctor, "_DISK_BYTES", float("inf"))
     assert "Ray stops working on a full disk" in doctor._disk().mend
+
+
+def test_noise_is_that_of_repeats_and_unknown_without_any() -> None:
+    for none in ([], [[3.0], [4.0]]):
+        assert "no shard was measured more than once" in doctor._noise(none).says
+    quiet = doctor._noise([[1.0, 1.02], [5.0, 5.0, 5.0]])
+    assert quiet.says == "5 measurements of 2 shards deviate by 0.8%"
+    assert quiet.mend == ""
+    assert "other programs" in doctor._noise([[1.0, 1.5]]).mend

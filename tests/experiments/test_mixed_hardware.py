@@ -41,6 +41,9 @@ def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
         ("--hardware h100-80gb:2,a100-40gb:1", "names 3 devices, and --num-devices 4"),
         ("--hardware h100-80gb:2,h100-80gb:2", "NVIDIA H100 .* is named twice"),
         ("--hardware h100-80gb:2,unheard-of:2", "--hardware unheard-of is no file, and none of"),
+        ("--no-probe --hardware unheard-of", "--hardware unheard-of is no file, and none of"),
+        ("--no-probe --hardware h100-80gb:2,unheard-of:2", "--hardware unheard-of is no file"),
+        ("--no-probe --hardware h100-80gb", "--no-probe takes the cost model as it is"),
         ("--hardware h100-80gb:2,l4-24gb:2", "--memory-gb 40 is more than NVIDIA L4 has"),
     ],
 )
@@ -52,6 +55,8 @@ def test_bad_hardware_is_one_line(options: str, error: str, tmp_path: Path) -> N
 def test_other_commands_plan_for_one_kind(tmp_path: Path) -> None:
     said = run("plan_world.py", f"{GPUS} --hardware h100-80gb:2,a100-40gb:2", tmp_path, code=2)
     assert "names several kinds of devices, for which shard.py alone plans" in said.stderr
+    said = run("plan_world.py", f"{GPUS} --hardware unheard-of:4", tmp_path, code=2)
+    assert "--hardware unheard-of is no file, and none of the GPUs a100-40gb, " in said.stderr
 
 
 def save_probe_of(hardware: str, slowness: float, path: Path) -> None:
