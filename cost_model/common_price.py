@@ -47,6 +47,15 @@ class CommonPrice:
         """Whether it is known what copies take."""
         return self._overhead is not None and self._overhead.copies is not None
 
+    @property
+    def counts_splits(self) -> bool:
+        """Whether slices of outputs take time of their own."""
+        return self._overhead is not None
+
+    def num_sharded(self, loads: Floats) -> Floats:
+        """Returns how many tables are not copied, of sums of loads [..., loads]."""
+        return np.asarray(loads[..., :_COPIES].sum(-1))
+
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
         number, found = self._numbers[table], np.zeros(_NODES + self._task.nodes)
@@ -74,16 +83,18 @@ class CommonPrice:
             found += self.loads(table, options.get(table, COLUMN_WISE))
         return found
 
-    def ms(self, loads: Floats, splits: Ints | int) -> Floats:
+    def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
         """Returns milliseconds of a step with these sums of loads.
 
         Args:
             loads: Sums over all tables, [..., loads].
-            splits: Slices of outputs that are more than one for a feature, [...].
+            splits: Slices of outputs that are more than one for a feature, [...], or a number.
         """
         columns, rows, node_rows, copies = np.moveaxis(loads[..., :_OWN_MS], -1, 0)
-        found = loads[..., _OWN_MS] * 1.0
-        found += self._exchanges.ms(columns > 0, rows > 0, node_rows > 0, loads[..., _NODES:])
+        found = loads[..., _OWN_MS] + np.zeros(np.shape(splits))
+        found = found + self._exchanges.ms(
+            columns > 0, rows > 0, node_rows > 0, loads[..., _NODES:]
+        )
         if self._overhead is None:
             return np.asarray(found)
         in_blocks, shared = rows + node_rows > 0, self._overhead.shared_rates
@@ -91,9 +102,8 @@ class CommonPrice:
         kinds = (columns > 0) + 1 * in_blocks + (copies > 0)
         in_order = (np.asarray(splits) > 0) | (kinds > 1)
         found += shared[-1] + self._task.objective.dense_ms
-        found += own * self._task.columns * shared[3] * in_order + own * shared[4] * splits
-        sharded = columns + rows + node_rows > 0
-        found += (self._overhead.input_latency_ms or 0.0) * sharded
+        found += own * self._task.columns_in_order * shared[3] * in_order + own * shared[4] * splits
+        found += (self._overhead.input_latency_ms or 0.0) * (self.num_sharded(loads) > 0)
         found += self._overhead.of_rows.start_ms * (in_blocks & (columns > 0))
         if self._overhead.copies is not None:
             found += self._overhead.copies.start_ms * (copies > 0)

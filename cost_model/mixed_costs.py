@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.compute import Prices
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing, ScenarioPricing
-from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
+from autoshard.cost_model.step_overhead import SumOverhead
 from autoshard.workload import (
     EmbeddingTable,
     Objective,
@@ -125,9 +126,9 @@ class MixedExpectation:
             found[chosen] = prices[kind](own)
         return found
 
-    def split_cost(self, task: ShardingTask) -> SplitCost:
-        """Returns what splits add to a step on all devices."""
-        return self._parts[0].split_cost(task)
+    def common(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of what all devices bear alike, by the first kind."""
+        return self._parts[0].common(task)
 
 
 class MixedScenarios(MixedExpectation):

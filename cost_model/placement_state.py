@@ -13,7 +13,7 @@ from autoshard.cost_model.inputs import sums_of_devices, unit_amounts
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.workload import ShardingTask
-from autoshard.workload.admission import Occupancy, RuleMasks
+from autoshard.workload.admission import NOTHING, Occupancy, RuleMasks
 from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
@@ -32,7 +32,7 @@ class UnitCatalog:
         amounts: What each unit adds to its device, [units, members, amounts].
         bytes: Memory of each unit on its device, [units].
         columns: Output columns of each unit, [units].
-        origins: Number of the task's unit that each belongs to, [units].
+        origins: Number of the task's unit that each belongs to, [units]; `NOTHING` where pinned.
     """
 
     def __init__(
@@ -44,14 +44,21 @@ class UnitCatalog:
         self.columns = np.empty(0)
         self.extend(units)
 
-    def extend(self, units: Sequence[Placeable]) -> int:
-        """Adds units; returns the number of the first."""
+    def extend(self, units: Sequence[Placeable], pinned: bool = False) -> int:
+        """Adds units; returns the number of the first.
+
+        Args:
+            units: Pieces or placement units.
+            pinned: Whether they have their devices, so that no rule of their own applies to them,
+                as blocks of rows.
+        """
         first, new = len(self.bytes), [PlacementUnit.of(unit) for unit in units]
         amounts = unit_amounts(self.pricing.amounts, new)
         sizes = bytes_of_units(self.task.operator, self.task.batch_size, new)
         self.amounts = torch.cat([self.amounts, amounts]) if first else amounts
         self.bytes = np.concatenate([self.bytes, sizes])
-        self.origins = np.concatenate([self.origins, self.masks.numbers(new)])
+        origins = np.full(len(new), NOTHING) if pinned else self.masks.numbers(new)
+        self.origins = np.concatenate([self.origins, origins])
         columns = np.array([float(piece.columns) for piece in new])
         self.columns = np.concatenate([self.columns, columns])
         return first
@@ -230,6 +237,17 @@ class TaskPlacement(PlacementState):
         sums = self._sums[places] - catalog.amounts[left] + catalog.amounts[entered]
         columns = self.columns[0, devices] - catalog.columns[out] + catalog.columns[into]
         return self.stages(self._priced(sums), columns)
+
+    def changed(self, devices: Ints, amounts: Tensor, columns: Floats) -> Floats:
+        """Returns stage times of devices of the only plan with so much more on each, [n, W, S].
+
+        Args:
+            devices: Numbers of devices, [n].
+            amounts: What comes less what goes, [n, members, amounts].
+            columns: Columns that come less those that go, [n].
+        """
+        more = self.columns[0, devices] + columns
+        return self.stages(self._priced(self._sums[devices] + amounts), more)
 
     def _priced(self, sums: Tensor) -> Tensor:
         return self.catalog.pricing.price(sums.float())

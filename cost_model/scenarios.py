@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
-from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
+from autoshard.cost_model.step_overhead import SumOverhead
 from autoshard.cost_model.table_residuals import ResidualPosterior
 from autoshard.workload import EmbeddingTable, Piece, ShardingTask
 
@@ -43,8 +44,8 @@ class Pricing(Protocol):
         """
         ...
 
-    def split_cost(self, task: ShardingTask) -> SplitCost:
-        """Returns what splits add to a step on all devices."""
+    def common(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of what all devices bear alike."""
         ...
 
 
@@ -97,9 +98,9 @@ class Expectation:
         """Returns 0: devices are of one kind."""
         return 0.0
 
-    def split_cost(self, task: ShardingTask) -> SplitCost:
-        """Returns what splits add to a step on all devices."""
-        return _split_cost(self._overhead, task)
+    def common(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of what all devices bear alike."""
+        return CommonPrice(None if self._overhead is None else self._overhead.of_step, task)
 
 
 class Scenarios:
@@ -173,9 +174,9 @@ class Scenarios:
         """Returns forward and backward ms in each scenario, [..., scenarios, 2]."""
         return self.in_training(self.operators_ms(sums), sums)
 
-    def split_cost(self, task: ShardingTask) -> SplitCost:
-        """Returns what splits add to a step on all devices."""
-        return _split_cost(self.overhead, task)
+    def common(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of what all devices bear alike."""
+        return CommonPrice(None if self.overhead is None else self.overhead.of_step, task)
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
@@ -199,9 +200,3 @@ class Scenarios:
         stretched = (alone / mean).pow(self._stretch)
         factors = stretched / stretched.mean(0) * mean / alone * self._model.holds_any(sums)
         return (drawn * factors[self._members][:, None]).permute(2, 0, 1)
-
-
-def _split_cost(overhead: SumOverhead | None, task: ShardingTask) -> SplitCost:
-    if overhead is None:
-        return SplitCost()
-    return overhead.of_step.split_cost(task.columns_in_order, task.batch_size, len(task.devices))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
-from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model import CostModel
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -21,8 +21,6 @@ from autoshard.experiments.explaining.plan_report import show
 from autoshard.experiments.explaining.world_report import NoPlan, World, WorldSizes
 from autoshard.sharders import (
     SHARDERS,
-    CopyingSharder,
-    RowWiseSharder,
     check_takes_seconds,
     cost_model_beside,
     make_sharder,
@@ -31,18 +29,17 @@ from autoshard.sharders import (
     oracle_of,
     spec_of,
 )
+from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import (
     Device,
     Objective,
     PlanError,
-    ShardingPlan,
     ShardingTask,
     UserError,
     documents,
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.packing import pack
 from autoshard.workload.sizes import format_bytes
 
 _BATCH_SIZE = 1024
@@ -190,11 +187,8 @@ def main(config: PlanWorldConfig) -> None:
 
     def fits(number: int, memory_bytes: int) -> bool:
         """Returns whether tables fit into so many equal devices, by rows if the sharder may."""
-        costs = EstimatedCosts(model, config.batch_of(number))
-        copying = CopyingSharder(_AnyPlan())
-        sharder = RowWiseSharder(copying, costs if chooses_rows else None, plans_twice=False)
         try:
-            sharder.shard(build(Device.uniform(number, memory_bytes)))
+            TableOptions(build(Device.uniform(number, memory_bytes))).any_plan(chooses_rows)
         except PlanError:
             return False
         return True
@@ -231,13 +225,6 @@ def main(config: PlanWorldConfig) -> None:
         sizes.picture(config.picture)
     if config.json is not None:
         documents.write(config.json, sizes.to_json())
-
-
-class _AnyPlan:
-    """Returns any plan, in which tables may be split by columns."""
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        return ShardingPlan.of_pieces(task, pack(task, split=True))
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 0.0) -> int:

@@ -4,8 +4,8 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
-`CopyingSharder`, `RowWiseSharder`, `HotColdSharder` and `CachingSharder` add copies, blocks of
-rows, copies of hot rows and tables in host memory to what another sharder plans.
+`RequiredOptions` copies tables and shards them by rows where rules say so; `HotColdSharder` and
+`CachingSharder` add copies of hot rows and tables in host memory to what another sharder plans.
 `DriftMonitor` watches in a training loop whether a plan still fits the data.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         open_oracle,
         oracle_of,
     )
-    from autoshard.sharders.copying import CopyingSharder
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.drift import DriftMonitor, DriftReport
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
         spec_of,
         usable_sharders,
     )
-    from autoshard.sharders.row_wise import RowWiseSharder
     from autoshard.sharders.steps import Step, next_steps
+    from autoshard.sharders.table_options import RequiredOptions
     from autoshard.sharders.torchrec_planner import TorchRecSharder
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -67,7 +66,6 @@ __all__ = [
     "AloneGreedySharder",
     "AnnealingSharder",
     "CachingSharder",
-    "CopyingSharder",
     "DriftMonitor",
     "DriftReport",
     "FusedGreedySharder",
@@ -82,7 +80,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
-    "RowWiseSharder",
+    "RequiredOptions",
     "SharderContext",
     "SharderSpec",
     "Step",

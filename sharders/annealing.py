@@ -10,13 +10,14 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan
-from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+from autoshard.sharders.cost_greedy import AloneGreedySharder
+from autoshard.sharders.option_sets import OptionSets
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.proposing import Proposer
-from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.packing import pack
+from autoshard.workload.options import Sharded
 
 ANNEAL_SECONDS = 60.0
 # Initial and final temperature: mean accepted rise, relative to the plan's cost.
@@ -30,8 +31,9 @@ _MIN_MS = 1e-9
 class AnnealingSharder:
     """Simulated annealing from the best plan of `cost`, `cost_fused` and `cost_fused_search`.
 
-    It proposes random moves, swaps, splits and joins of pieces, and minimises the task's objective
-    in the mean scenario. The result is never worse than the initial plan.
+    It proposes random moves, swaps, splits and joins of pieces, with the options of the initial
+    plan, and minimises the task's objective in the mean scenario. The result is never worse than
+    the initial plan.
 
     Args:
         oracle: Predicts costs.
@@ -62,22 +64,26 @@ class AnnealingSharder:
         def worth(plan: ShardingPlan) -> float:
             return self._oracle.step_ms(plan, task)
 
-        best = min(self._starts(task), key=worth)
-        if len(task.devices) == 1:
-            return best
-        found = ShardingPlan.of_pieces(task, self.improve(task, best.placed(task)))
-        return min(best, found, key=worth)
+        sets = OptionSets(self._oracle, task)
+        best = min(self._starts(task, sets), key=lambda start: worth(start.plan(task)))
+        columns = sets.options.columns_task(best.options)
+        if len(task.devices) == 1 or not columns.tables:
+            return best.plan(task)
+        placed = self.improve(columns, best.columns_placed(task))
+        found = sets.options.of_columns(placed, best.options)
+        return min(best.plan(task), found.plan(task), key=worth)
 
-    def _starts(self, task: ShardingTask) -> list[ShardingPlan]:
-        makers: list[Sharder] = [AloneGreedySharder(self._oracle), FusedGreedySharder(self._oracle)]
-        if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
-            untrained = Policy.untrained()
-            makers.append(PolicySharder(untrained, self._oracle, search=True))
-        found = []
-        for maker in makers:
+    def _starts(self, task: ShardingTask, sets: OptionSets) -> list[Sharded]:
+        starts, alone = sets.starts(), AloneGreedySharder(self._oracle)
+        found = [greedy for start in starts for greedy in start.greedy]
+        for options in [start.options for start in starts]:
             with suppress(PlanError):
-                found.append(maker.shard(task))
-        return found or [ShardingPlan.of_pieces(task, pack(task, split=True))]
+                found.append(sets.options.sharded(alone, options))
+        if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
+            with suppress(PlanError):
+                search = PolicySharder(Policy.untrained(), self._oracle, search=True)
+                found.append(Sharded.of(search.shard(task), task))
+        return found or [sets.options.any_plan()]
 
     def improve(self, task: ShardingTask, start: Placed) -> Placed:
         """Anneals from a plan; returns the best plan found."""

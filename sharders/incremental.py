@@ -5,6 +5,7 @@ from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.world_change import CarriedPlan, carried_over
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.options import Sharded
 
 
 class IncrementalSharder:
@@ -50,8 +51,8 @@ class IncrementalSharder:
         predictor = StepPredictor(self._oracle, rest)
         search = LocalSearch(self._oracle, seed=self._seed, near=(was, max_bytes))
         found = [
-            ShardingPlan.in_place(rest, placed)
-            for placed in search.improve(rest, [old.placed(rest)])
+            ShardingPlan.in_place(rest, better.placed)
+            for better in search.improve(rest, [Sharded(old.placed(rest))])
         ]
         near = [
             plan

@@ -9,9 +9,8 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.acquisition import select_measurements
 from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
-from autoshard.sharders.copying import CopyingSharder
 from autoshard.sharders.cost_greedy import FusedGreedySharder
-from autoshard.sharders.row_wise import RowWiseSharder
+from autoshard.sharders.table_options import RequiredOptions
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
 _ROUND_SHARE = 0.4  # share of the remaining time: later rounds select better shards
@@ -109,7 +108,7 @@ class MeasuringSharder:
     def _competing(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
         """Returns the plan of `cost_fused`, if there is one and it may compete."""
         with suppress(PlanError):
-            greedy = RowWiseSharder(CopyingSharder(FusedGreedySharder(oracle)))
+            greedy = RequiredOptions(FusedGreedySharder(oracle))
             return [greedy.shard(task)] if self._greedy else []
         return []
 

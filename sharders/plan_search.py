@@ -1,35 +1,23 @@
-"""Steps of a local search: moves, swaps and splits of a plan, priced as a batch.
-
-The search minimises the step time by the task's objective: the sum over stages of a norm over
-devices. Costs are [devices, stages, scenarios].
-"""
+"""Steps of a local search: moves, swaps, splits and other options, priced as a batch."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
-from autoshard.cost_model.scenarios import Pricing
-from autoshard.cost_model.step_prediction import Placed
-from autoshard.sharders.move_budget import GONE, MoveBudget
-from autoshard.workload import Piece, ShardingPlan, ShardingTask
-from autoshard.workload.admission import RuleMasks
+from autoshard.sharders.move_budget import GONE
+from autoshard.sharders.search_state import Change, SearchState
+from autoshard.sharders.table_options import TableOptions
 from autoshard.workload.arrays import Bools, Floats, Ints
-from autoshard.workload.units import PlacementUnit
+from autoshard.workload.options import ShardingOption
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
+_MIN_OPTION_GAIN = 1e-3  # relative
 _MOVES = 256  # priced at a step, those with the best estimates
 _SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
+_HOMES = 4  # devices that are tried for a table that is in columns again
 _MIN_MS = 1e-12
-
-
-class Change(NamedTuple):
-    """One step: items that leave their devices, and items with the devices that they enter."""
-
-    leave: tuple[int, ...]
-    enter: tuple[tuple[int, int], ...]
 
 
 class Choices(NamedTuple):
@@ -47,74 +35,31 @@ class Choices(NamedTuple):
 _NONE = Choices(np.empty(0), lambda number: Change((), ((number, GONE),)))
 
 
-class PlanSearch:
-    """Mutable plan with its candidate steps. Of a piece, only the width matters.
+class PlanSearch(SearchState):
+    """A plan with its candidate steps."""
 
-    Args:
-        pricing: Predicts costs of devices, in one scenario or several.
-        task: Task of the plan.
-        power: Power of the norms over devices.
-        placed: Initial plan.
-        near: A plan in use and the bytes that may move away from it, if any.
-        masks: Rules of the task, if they are known already.
-    """
-
-    def __init__(
+    def descend(
         self,
-        pricing: Pricing,
-        task: ShardingTask,
-        power: float,
-        placed: Placed,
-        near: tuple[ShardingPlan, int] | None = None,
-        masks: RuleMasks | None = None,
+        split: bool,
+        time_is_up: Callable[[], bool] = lambda: False,
+        options: TableOptions | None = None,
     ) -> None:
-        self._power = power
-        self._masks = RuleMasks(task) if masks is None else masks
-        gathered = self._masks.gathered(placed)
-        self._units = [unit for unit, _ in gathered]
-        self._catalog = UnitCatalog(pricing, task, self._masks, self._units)
-        self._homes = np.array([device for _, device in gathered], np.int64)
-        self._devices = TaskPlacement(self._catalog)
-        self._devices.fill(self._homes)
-        self._budget = None if near is None else MoveBudget(*near, task)
-        if self._budget is not None:
-            self._budget.extend(self._units)
-        self._weight = self._devices.beside()  # [items, stages]
-        self._split_cost = pricing.split_cost(task)  # on all devices
-        self._slices = np.array([_slices(unit) for unit in self._masks.units])
-        self._splits = 0
-        self._price_anew()
-
-    def objective(self) -> float:
-        """Returns the mean over scenarios of the softened step time in ms."""
-        return float(self._after(0.0))
-
-    def placed(self, change: Change | None = None) -> list[tuple[Piece, int]]:
-        """Returns the pieces and their devices, as they are or after a step."""
-        homes = self._homes.copy()
-        if change is not None:
-            homes[list(change.leave)] = GONE
-            for item, device in change.enter:
-                homes[item] = device
-        return [
-            (piece, int(device))
-            for item, device in zip(self._units, homes, strict=True)
-            if device != GONE
-            for piece in item.pieces
-        ]
-
-    def descend(self, split: bool, time_is_up: Callable[[], bool] = lambda: False) -> None:
-        """Applies the best move, else the best swap, else the best split, until none helps.
+        """Applies the best move, else the best swap, split, or option, until none helps.
 
         Args:
             split: Whether tables may be split.
             time_is_up: Returns whether to stop.
+            options: Options that tables may take; by default they keep theirs.
         """
         for _ in range(20 * len(self._homes)):
             if time_is_up() or not (
                 self._apply_best(self.moves(), _MIN_GAIN)
                 or self._apply_best(self.swaps(), _MIN_GAIN)
                 or (split and self._apply_best(self.splits(first_is_paid=True), _MIN_SPLIT_GAIN))
+                or (
+                    options is not None
+                    and self._apply_best(self.other_options(options), _MIN_OPTION_GAIN)
+                )
             ):
                 return
 
@@ -128,18 +73,9 @@ class PlanSearch:
         self._apply(choices.change(best))
         return True
 
-    def _apply(self, change: Change) -> None:
-        for item in change.leave:
-            self._devices.take(item, int(self._homes[item]))
-            self._homes[item] = GONE
-        for item, device in change.enter:
-            self._devices.put(item, device)
-            self._homes[item] = device
-        self._price_anew()
-
     def kick(self, rng: np.random.Generator) -> None:
         """Moves three random pieces to random devices that admit them."""
-        for item in rng.permutation(np.flatnonzero(self._homes != GONE))[:3].tolist():
+        for item in rng.permutation(self._movable)[:3].tolist():
             fitting = np.flatnonzero(self._admitted(np.array([item]))[0])
             if len(fitting):
                 self._apply(Change((item,), ((item, int(rng.choice(fitting))),)))
@@ -154,12 +90,11 @@ class PlanSearch:
             False if there is no such piece, or no device admits the half.
         """
         slowest, stage = self.slowest[0], self._longest[0]
-        mine = self._splittable(np.flatnonzero(self._homes == slowest))
+        mine = self._splittable(self._on([slowest]))
         if rank >= len(mine):
             return False
         item = sorted(mine, key=lambda number: -self._weight[number, stage])[rank]
-        pair = self._units[item].halves()
-        stays, goes = (self._add([half]) for half in pair)
+        stays, goes = (int(half[0]) for half in self._halves([item]))
         admitted = self._admitted(np.array([goes]))[0]
         admitted[slowest] = False
         if not admitted.any():
@@ -170,7 +105,7 @@ class PlanSearch:
 
     def moves(self) -> Choices:
         """Returns moves of a piece away from a device that is the slowest of a stage."""
-        items = np.flatnonzero(np.isin(self._homes, self.slowest))
+        items = self._on(self.slowest)
         if not len(items):
             return _NONE
         pairs = self._promising_moves(items)
@@ -226,7 +161,7 @@ class PlanSearch:
 
     def _promising(self) -> tuple[Ints, Ints]:
         """Returns pairs of admitted swaps with the best step times if costs were additive."""
-        places = np.flatnonzero(self._homes != GONE)
+        places = self._movable
         pairs, estimates = [], []
         for device in self.slowest:
             here = self._homes[places] == device
@@ -261,48 +196,65 @@ class PlanSearch:
         found[~self._may_swap(device, mine, others)] = np.inf
         return found
 
-    @property
-    def first_split_ms(self) -> float:
-        """What a first split would add beside its own cost; 0 if there is one already."""
-        return 0.0 if self._splits else self._split_cost.first_ms
-
     def splits(self, first_is_paid: bool = False) -> Choices:
         """Returns splits of a piece of a device that is the slowest of a stage; one half moves.
 
         Args:
             first_is_paid: Whether what a first split adds is left out, because others share it.
         """
-        wide = self._splittable(np.flatnonzero(np.isin(self._homes, self.slowest)))
+        wide = self._splittable(self._on(self.slowest))
         if not wide or len(self._costs) == 1:
             return _NONE
         homes = self._homes[wide]
-        pairs = [self._units[item].halves() for item in wide]
-        first = self._add([stays for stays, _ in pairs])
-        second = self._add([goes for _, goes in pairs])
-        staying = np.arange(first, first + len(pairs))
-        going = np.arange(second, second + len(pairs))
+        staying, going = self._halves(wide)
         kept = self._devices.exchanged(np.array(wide), homes, staying)
         joined = self._devices.joined(going)
         removed = self._powers[homes][:, None] + self._powers
-        after = self._after(removed, kept[:, None], joined)
+        splits = self._splits + self._slices[self._owners[wide]]
+        bearing_ms = self._bearing_ms(splits) - (self.first_split_ms if first_is_paid else 0.0)
+        after = self._after(removed, kept[:, None], joined, common_ms=bearing_ms[:, None])
         after[np.arange(len(wide)), homes] = np.inf
         after[~self._admitted(going)] = np.inf
-        more = np.array([_slices(stays) for stays, _ in pairs])
-        after += self._split_cost.each_ms * more[:, None]
-        if not first_is_paid:
-            after += self.first_split_ms
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
-            stays = (first + place, int(homes[place]))
-            return Change((wide[place],), (stays, (second + place, device)))
+            stays = (int(staying[place]), int(homes[place]))
+            return Change((wide[place],), (stays, (int(going[place]), device)))
 
         return Choices(after.ravel(), change)
 
-    def _admitted(self, items: Ints) -> Bools:
-        """Returns whether each device admits each item, [items, devices]."""
-        found = self._devices.admits_units(items)
-        return found if self._budget is None else found & self._budget.admits(items, self._homes)
+    def other_options(self, options: TableOptions) -> Choices:
+        """Returns other options of the tables that the slowest devices hold, and of copies."""
+        here = np.flatnonzero(np.isin(self._homes, self.slowest))
+        numbers = set(self._owners[here].tolist())
+        numbers |= {number for number, option in enumerate(self._options) if option.copied}
+        changes = [
+            change
+            for number in sorted(numbers)
+            if len(self._masks.units[number].pieces) == 1
+            for option in options.of(self._masks.units[number].pieces[0].table)
+            if option != self._options[number]
+            for change in self.changes_to(number, option)
+        ]
+        if not changes:
+            return _NONE
+        return Choices(self.price(changes), changes.__getitem__)
+
+    def changes_to(self, number: int, option: ShardingOption) -> list[Change]:
+        """Returns the steps that give a table another option.
+
+        Args:
+            number: Number of the table's unit.
+            option: The option; in columns, the table is whole on a device that has little to do.
+        """
+        held = (self._owners == number) & (self._homes != GONE)
+        leave = tuple(np.flatnonzero(held).tolist())
+        if not option.by_columns:
+            return [Change(leave, self._blocks(number, option), (number, option))]
+        whole = self._whole(number)
+        loads = np.where(self._admitted(np.array([whole]))[0], self._means.sum(1), np.inf)
+        homes = [n for n in np.argsort(loads, kind="stable")[:_HOMES].tolist() if loads[n] < np.inf]
+        return [Change(leave, ((whole, home),), (number, option)) for home in homes]
 
     def _may_swap(self, here: int, mine: Ints, others: Ints) -> Bools:
         """Returns whether each item of device `here` may be swapped with each of the others:
@@ -317,58 +269,6 @@ class PlanSearch:
 
     def _splittable(self, items: Ints) -> list[int]:
         """Returns the items that may be split."""
-        present = self._catalog.origins[self._homes != GONE]
-        parts = np.bincount(present, minlength=len(self._masks.units))
-        units, origins = self._units, self._catalog.origins
-        return [
-            n for n in items.tolist() if self._masks.may_split(units[n], int(parts[origins[n]]))
-        ]
-
-    def _add(self, items: list[PlacementUnit]) -> int:
-        """Adds items that are on no device yet; returns the number of the first."""
-        first = self._catalog.extend(items)
-        self._units += items
-        self._homes = np.concatenate([self._homes, np.full(len(items), GONE)])
-        if self._budget is not None:
-            self._budget.extend(items)
-        self._weight = np.concatenate([self._weight, self._devices.beside(first)])
-        return first
-
-    @property
-    def slowest(self) -> list[int]:
-        """Slowest device of each stage in the mean over scenarios, the longest stage first."""
-        leaders = self._means.argmax(0)[self._longest]
-        return list(dict.fromkeys(leaders.tolist()))
-
-    def _price_anew(self) -> None:
-        """Updates costs, and their powers relative to the slowest device in each scenario."""
-        self._costs = self._devices.costs()
-        self._means = self._costs.mean(2)  # [devices, stages]
-        self._longest = np.argsort(-self._means.max(0), kind="stable")
-        self._largest = np.maximum(self._costs.max(0), _MIN_MS)
-        self._powers = (self._costs / self._largest) ** self._power
-        if any(self._split_cost):
-            here, devices = self._homes != GONE, len(self._costs)
-            # Pieces of a table that meet on a device are one.
-            held = np.unique(self._catalog.origins[here] * devices + self._homes[here])
-            slices = self._slices[held // devices].sum()
-            self._splits = int(slices - self._slices.sum())
-        self._splits_ms = self._split_cost.ms(self._splits)
-
-    def _after(self, removed: Floats | float, *added: Floats) -> Floats:
-        """Returns the objective if powers of devices are replaced by other costs, [...].
-
-        Args:
-            removed: Sum of powers that are removed, [..., stages, scenarios].
-            added: Costs that are added, each [..., stages, scenarios].
-        """
-        sums = self._powers.sum(0) - removed
-        for costs in added:
-            sums = sums + (costs / self._largest) ** self._power
-        norms = self._largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)
-        return np.asarray(norms.mean(-1).sum(-1)) + self._splits_ms
-
-
-def _slices(unit: PlacementUnit) -> int:
-    """Returns into how many slices of outputs the samples of a unit are put."""
-    return sum(piece.table.features for piece in unit.pieces)
+        parts = np.bincount(self._owners[self._movable], minlength=len(self._masks.units))
+        units, owners = self._units, self._owners
+        return [n for n in items.tolist() if self._masks.may_split(units[n], int(parts[owners[n]]))]

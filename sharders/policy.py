@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
+from autoshard.sharders.option_sets import OptionSets, Start
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
+from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.options import Sharded
 from autoshard.workload.packing import pack
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
@@ -60,32 +61,50 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = math.inf if self._seconds is None else self._clock() + self._seconds
-        found = self._rollout_plans(task)
-        if not found:  # memory is so tight that no rollout is feasible
-            split = self._policy.network.shape.halves
-            packed = pack(task, split)
-            search = LocalSearch(self._oracle, kicks=0, split=split)
-            found = [packed, *search.improve(task, [packed])]
+        sets = OptionSets(self._oracle, task)
+        options, starts, found = sets.options, sets.starts(), list[Sharded]()
+        for start in starts[:1] + [s for s in starts[1:] if s.options == options.required]:
+            own = [*start.greedy, *self._rollout_plans(start, options)]
+            found += own
+            if own and self._search is not None and self._clock() < until:
+                found += self._improved(task, own, options, until)
+        if not found:  # memory is so tight that neither greedy plans nor rollouts are feasible
+            found = self._tight(task, options)
+        plans = [sharded.plan(task) for sharded in found]
         if self._search is None:  # by the mean scenario, which is fast
-            plans = [ShardingPlan.of_pieces(task, placed) for placed in found]
             return min(plans, key=lambda plan: self._oracle.step_ms(plan, task))
-        if self._clock() < until:
-            search = self._mixed_search if task.hardware else self._search
-            found += self._improved(search, task, found, until)
-        return StepPredictor(self._oracle, task).best_plan(found)
+        return min(plans, key=StepPredictor(self._oracle, task).expected_of)
+
+    def _tight(self, task: ShardingTask, options: TableOptions) -> list[Sharded]:
+        """Returns plans where no greedy plan fits; PlanError if there is none."""
+        split, lack = self._policy.network.shape.halves, None
+        for some in (options.required, *options.within_memory()):
+            try:
+                rest = options.columns_task(some)
+                plans = self._rollout_plans(Start(some, rest, (), math.inf), options)
+                plans = plans or [options.of_columns(pack(rest, split), some)]
+            except PlanError as error:
+                lack = lack or error
+                continue
+            search = LocalSearch(self._oracle, kicks=0, split=split)
+            return [*plans, *search.improve(task, plans[: _STARTS + 1], options=options)]
+        assert lack is not None
+        raise lack
 
     def _improved(
-        self, search: LocalSearch, task: ShardingTask, found: Sequence[Placed], until: float
-    ) -> list[Placed]:
-        """Returns the plan of `cost_fused`, and the plans of the local search."""
-        more: list[Placed] = []
-        with suppress(PlanError):
-            more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
+        self, task: ShardingTask, found: Sequence[Sharded], options: TableOptions, until: float
+    ) -> list[Sharded]:
+        """Returns the plans of the local search."""
+        search = self._mixed_search if task.hardware else self._search
+        assert search is not None
         seconds = None if until == math.inf else max(0.0, until - self._clock())
-        return more + search.improve(task, [*more, *found[:_STARTS]], seconds)
+        return search.improve(task, found[: _STARTS + 1], seconds, options)
 
-    def _rollout_plans(self, task: ShardingTask) -> list[Placed]:
+    def _rollout_plans(self, start: Start, options: TableOptions) -> list[Sharded]:
         """Returns the policy's plans, the best first; more of them before a search."""
+        task = start.task
+        if not task.tables:
+            return []
         size = len(task.tables), len(task.devices)
         usual, wide = self._rollouts.configs(*size), self._search is not None
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
@@ -93,10 +112,11 @@ class PolicySharder:
         own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
             :_CANDIDATES
         ]
-        if not wide:
-            return own
-        best = _distinct(rollouts)[:_WIDE_CANDIDATES]
-        return best + [placed for placed in own if placed not in best]
+        best = own
+        if wide:
+            best = _distinct(rollouts)[:_WIDE_CANDIDATES]
+            best += [placed for placed in own if placed not in best]
+        return [options.of_columns(placed, start.options) for placed in best]
 
 
 def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:

@@ -212,13 +212,10 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     made = spec.make(context)
     if spec.ways == "own":
         return made
-    oracle = context.oracle if spec.ways == "chosen" else None
+    found = made if spec.ways == "chosen" else sharders.RequiredOptions(made)
     # A sharder that uses all of its time would take it twice.
-    plans_twice = context.seconds is None and spec.time != "all"
-    copying = sharders.CopyingSharder(made, oracle, plans_twice)
-    found: Sharder = sharders.RowWiseSharder(copying, oracle, plans_twice)
-    if oracle is not None and context.num_hot_ids and plans_twice:
-        found = sharders.HotColdSharder(found, oracle, context.num_hot_ids)
+    if spec.chooses_hot_rows and context.num_hot_ids and context.seconds is None:
+        found = sharders.HotColdSharder(found, context.costs, context.num_hot_ids)
     if not context.host_bytes:
         return found
     return sharders.CachingSharder(found, context.costs, context.host_bytes)

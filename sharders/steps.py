@@ -9,9 +9,11 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.plan_search import Change, Choices, PlanSearch
+from autoshard.sharders.plan_search import Choices, PlanSearch
+from autoshard.sharders.search_state import Change
 from autoshard.workload import Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between
+from autoshard.workload.options import Sharded
 from autoshard.workload.step_price import norm_power
 
 Kind = Literal["move", "swap", "split"]
@@ -68,7 +70,7 @@ def next_steps(
         ]
     predictor = StepPredictor(oracle, task)
     power = norm_power(oracle.residuals.prior.rest)
-    search = PlanSearch(oracle.expectation(), task, power, plan.placed(task))
+    search = PlanSearch(oracle.expectation(), task, power, Sharded(plan.placed(task)))
     slowest, found = search.slowest, dict[tuple[Kind, int], Step]()
     for kind, change in islice(_candidates(search), _MAX_CANDIDATES):
         item = change.leave[0]

@@ -1,7 +1,9 @@
 """Sharding options: how the rows and columns of one table are spread over devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import ShardingPlan
@@ -34,6 +36,43 @@ COLUMN_WISE = ShardingOption()
 DATA_PARALLEL = ShardingOption(copied=True)
 
 Options = Mapping[str, ShardingOption]  # of tables that are not `COLUMN_WISE`, by name
+
+
+class Sharded(NamedTuple):
+    """A plan as searches have it.
+
+    Args:
+        placed: Pieces of tables in columns, and their devices.
+        options: Options of the other tables.
+    """
+
+    placed: Sequence[tuple[Piece, int]]
+    options: Options = MappingProxyType({})
+
+    @staticmethod
+    def of(plan: ShardingPlan, task: ShardingTask) -> "Sharded":
+        """Returns a plan that has no hot rows and no caches."""
+        options, tables = options_of(plan), {table.name: table for table in task.tables}
+        placed = [
+            (Piece(tables[each.table], each.start, each.width), each.device)
+            for each in plan.placements
+            if each.table not in options
+        ]
+        return Sharded(placed, options)
+
+    def plan(self, task: ShardingTask) -> ShardingPlan:
+        """Returns the plan; columns of a table that meet on a device are one piece."""
+        return plan_of(task, self.options, list(self.placed))
+
+    def columns_placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
+        """Returns what the task of single devices places (`columns_task`): blocks of rows, too."""
+        blocks = [
+            block
+            for table in task.tables
+            if table.name in self.options
+            for block in blocks_of(task, table, self.options[table.name])
+        ]
+        return [*self.placed, *blocks]
 
 
 def options_of(plan: ShardingPlan) -> dict[str, ShardingOption]:
@@ -77,6 +116,15 @@ def blocks_of(
         return []
     blocks = task.row_blocks(table, option.row_blocks)
     return [(block.whole(), option.first + number) for number, block in enumerate(blocks)]
+
+
+def tables_of_blocks(task: ShardingTask, options: Options) -> dict[str, str]:
+    """Returns the access digest of the table of each block of rows, by the block's."""
+    return {
+        block.table.access_digest: table.access_digest
+        for table in task.tables
+        for block, _ in blocks_of(task, table, options.get(table.name, COLUMN_WISE))
+    }
 
 
 def columns_task(task: ShardingTask, options: Options) -> ShardingTask:

@@ -8,7 +8,6 @@ from tasks import task_of
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
 from autoshard.cost_model.way_overheads import CopyOverhead
 from autoshard.sharders import (
-    CopyingSharder,
     FusedGreedySharder,
     Policy,
     SharderContext,
@@ -138,7 +137,7 @@ def test_copies_are_chosen_by_the_steps_of_plans(policy: Policy) -> None:
         task = step_task(tables)
         oracle = context_of(COPIES, policy).costs
         greedy = FusedGreedySharder(oracle)
-        plan = CopyingSharder(greedy, oracle).shard(task)
+        plan = make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
         step_ms = oracle.step_ms(plan, task)
         assert step_ms <= oracle.step_ms(greedy.shard(task), task)
         if plan.copied:  # half of the copies are not better

@@ -8,10 +8,10 @@ from tasks import task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.sharders import (
-    CopyingSharder,
     FusedGreedySharder,
     HotColdSharder,
     Policy,
+    RequiredOptions,
     SharderContext,
     make_sharder,
     next_steps,
@@ -79,7 +79,7 @@ def test_small_tables_whose_cold_rows_cannot_be_in_even_blocks_are_planned(polic
     tables = tuple(EmbeddingTable(f"t{n}", 96, 8, 50.0 + n, zipf_alpha=1.2) for n in range(40))
     task = replace(task_of(tables, 32, 0.1), objective=STEP)
     costs = context_of(policy).costs
-    others = CopyingSharder(FusedGreedySharder(costs))  # which copies only what it has to
+    others = RequiredOptions(FusedGreedySharder(costs))  # which copies only what it has to
     sharder = HotColdSharder(others, costs, dict.fromkeys([table.name for table in tables], 32))
     sharder.shard(task).check(task)
 

@@ -10,7 +10,7 @@ from formula import formula_ms, measurement
 from autoshard.benchmark import Measurement
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
 from autoshard.cost_model.acquisition import measurable_piece, select_measurements
-from autoshard.sharders import FusedGreedySharder, MeasuringSharder, RowWiseSharder
+from autoshard.sharders import FusedGreedySharder, MeasuringSharder, RequiredOptions
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -108,7 +108,7 @@ def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedC
 def test_blocks_of_rows_are_measured_like_tables(world: World, oracle: EstimatedCosts) -> None:
     task = replace(TASK, rules=(Rule("row_wise", (STRANGE[0].name,)),))
     measuring = MeasuringSharder(
-        oracle, lambda known: RowWiseSharder(greedy(known)), world, 10.0, clock=world.clock
+        oracle, lambda known: RequiredOptions(greedy(known)), world, 10.0, clock=world.clock
     )
     plan = measuring.shard(task)
     plan.check(task)

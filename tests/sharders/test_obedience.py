@@ -22,6 +22,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 from autoshard.workload.feasibility import any_plan
+from autoshard.workload.options import Sharded
 from autoshard.workload.packing import does_not_fit, pack
 
 NAMES = tuple(name for name, spec in SHARDERS.items() if not spec.needs & {"pool", "torchrec"})
@@ -197,8 +198,8 @@ def test_a_search_leaves_what_is_together_together(
     assert context.oracle is not None
     start = make_sharder("dim", context).shard(task)
     search = LocalSearch(context.oracle)
-    for placed in search.improve(task, [start.placed(task)]):
-        ShardingPlan.of_pieces(task, placed).check(task)
+    for found in search.improve(task, [Sharded.of(start, task)]):
+        found.plan(task).check(task)
     free = task_of(tables[:30], 4, ())
     bound = [context.oracle.plan_cost(p, t).step_ms for p, t in (
         (make_sharder("autoshard", context).shard(task), task),

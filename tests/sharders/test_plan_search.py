@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.step_overhead import SplitCost
+from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
@@ -23,6 +23,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.options import Sharded
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(1e7, 1e-3)
@@ -55,9 +56,9 @@ class Listed:
         """Nothing: devices are of one kind."""
         return 0.0
 
-    def split_cost(self, task: ShardingTask) -> SplitCost:
+    def common(self, task: ShardingTask) -> CommonPrice:
         """Nothing: a split takes what its pieces do."""
-        return SplitCost()
+        return CommonPrice(None, task)
 
 
 def by_hand(objective: Objective, seed: int) -> tuple[ShardingTask, Listed]:
@@ -107,7 +108,7 @@ def one_step_from(placed: Placed) -> Iterator[Placed]:
 def test_the_search_minimises_what_a_step_takes(objective: Objective, seed: int) -> None:
     task, pricing = by_hand(objective, seed)
     start = ShardingPlan.table_wise(task, [0] * 10).placed(task)
-    search = PlanSearch(pricing, task, POWER, start)
+    search = PlanSearch(pricing, task, POWER, Sharded(start))
     for split in (False, True):
         search.descend(split)
         placed = search.placed()
@@ -120,7 +121,7 @@ def test_the_search_minimises_what_a_step_takes(objective: Objective, seed: int)
             assert plan_ms(task, pricing, start) > 1.5 * least
             others = (plan_ms(task, pricing, other) for other in one_step_from(placed))
             assert min(others) >= least / slack
-        search = PlanSearch(pricing, task, POWER, placed)
+        search = PlanSearch(pricing, task, POWER, Sharded(placed))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES[:3], ids=str)
@@ -131,7 +132,7 @@ def test_every_objective_is_best_served_by_its_own_search(objective: Objective) 
         found = []
         for asked in (task, other):
             start = ShardingPlan.table_wise(asked, [n % DEVICES for n in range(10)]).placed(asked)
-            search = PlanSearch(pricing, asked, POWER, start)
+            search = PlanSearch(pricing, asked, POWER, Sharded(start))
             search.descend(split=True)
             found.append(plan_ms(task, pricing, search.placed()))
         assert found[0] <= found[1]
@@ -144,7 +145,7 @@ def test_what_holds_up_a_stage_is_reported_the_longest_stage_first() -> None:
     waits = stages_of(task, pricing, placed)
     assert waits.argmax(0).tolist() == [0, 1, 2, 2]
     longest = np.argsort(-np.array([*waits.max(0)[:2], 2 * waits.max(0)[2]])).tolist()
-    assert PlanSearch(pricing, task, POWER, placed).slowest == longest
+    assert PlanSearch(pricing, task, POWER, Sharded(placed)).slowest == longest
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
@@ -153,7 +154,7 @@ def test_plans_by_a_cost_model_cost_what_the_search_says(
 ) -> None:
     task = ShardingTask(tables[:12], Device.uniform(4, 2**40), 1024, objective=objective)
     plan = LocalSearchSharder(oracle).shard(task)
-    found = PlanSearch(oracle.expectation(), task, POWER, plan.placed(task)).objective()
+    found = PlanSearch(oracle.expectation(), task, POWER, Sharded(plan.placed(task))).objective()
     shards = plan.shards(task)
     prices = oracle.prices([shard for shard in shards if shard is not None])
     assert None not in shards

@@ -1,0 +1,232 @@
+"""Sets of options that a search may begin with: which tables are copied, or by rows.
+
+With even devices, a table's lookups cost each of them a share of the operators and of the
+all-to-alls. A copy costs each its own lookups, and the update and all-reduce of all rows instead.
+Both are nearly additive, so the tables that gain from a copy follow from their own numbers. Rows
+divide the lookups of a table, where slices of columns repeat them, but each block has outputs of
+full width for the samples of all devices: they pay for tables that are too much for one device.
+
+Greedy plans tell which set is the best to begin with. The search changes what they got wrong.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.common_price import CommonPrice
+from autoshard.sharders.cost_greedy import FusedGreedySharder
+from autoshard.sharders.table_options import TableOptions
+from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
+from autoshard.workload.arrays import Floats
+from autoshard.workload.options import DATA_PARALLEL, Options, Sharded, ShardingOption
+from autoshard.workload.step_price import StepPrice
+from autoshard.workload.tables import DIM_STEP, can_be_blocks
+
+_MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
+_SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
+# Of what a device takes on average: a table that takes more may be worth blocks of rows.
+_HEAVY = (1.0, 0.5, 0.25)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A plan to begin with.
+
+    Args:
+        options: Options of tables that are not in columns.
+        task: Task of what single devices hold by them.
+        greedy: The greedy plan; none if that does not fit.
+        step_ms: What it takes.
+    """
+
+    options: Options
+    task: ShardingTask
+    greedy: tuple[Sharded, ...]
+    step_ms: float
+
+
+class OptionSets:
+    """Proposes sets of options for a task, and plans greedily by them.
+
+    Args:
+        oracle: Cost oracle of the task.
+        task: The task.
+
+    Attributes:
+        options: What tables may take.
+    """
+
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask) -> None:
+        self._oracle, self._task = oracle, task
+        objective = task.objective
+        counts = objective.in_training or objective.counts_exchanges
+        self.options = TableOptions(task, copies=oracle.copies is not None, rows=counts)
+        self._common = CommonPrice(oracle.model.counted_overhead, task)
+        self._exchange_ms = StepPrice.of_task(task).column_ms()
+        self._greedy = FusedGreedySharder(oracle)
+
+    def starts(self) -> list[Start]:
+        """Returns the sets that fit with their greedy plans, that of the fastest first.
+
+        Where no greedy plan fits, there may be others.
+        """
+        required: Options = self.options.required
+        found = list[Start]()
+        self._append(found, required)
+        copied = required
+        for copies in self._copies():
+            if self._append(found, {**required, **copies}):
+                copied = min(found, key=lambda start: start.step_ms).options
+                break
+        for rows in self._rows(copied):
+            self._append(found, {**copied, **rows})
+        return sorted(found, key=lambda start: start.step_ms)
+
+    def _append(self, found: list[Start], options: Options) -> bool:
+        """Appends the greedy plan by a set of options; returns whether there is one."""
+        try:
+            task = self.options.columns_task(options)
+        except PlanError:
+            return False
+        greedy, step_ms = list[Sharded](), math.inf
+        with suppress(PlanError):
+            greedy.append(self.options.sharded(self._greedy, options))
+            step_ms = self._oracle.step_ms(greedy[0].plan(self._task), self._task)
+        found.append(Start(options, task, tuple(greedy), step_ms))
+        return bool(greedy)
+
+    def _copies(self) -> Iterator[Options]:
+        """Yields sets of copies, the largest first; none where copies gain too little."""
+        free = [t for t in self._task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+        if not free:
+            return
+        gains_ms, spread_ms = self._gains_ms(free)
+        order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
+        all_ms = float(gains_ms.sum())
+        if len(free) + len(self.options.required) == len(self._task.tables):
+            all_ms += self._starts_ms()
+        names = [free[number].name for number in order]
+        if all_ms >= max(_MIN_GAIN * spread_ms, float(gains_ms[gains_ms > 0].sum())):
+            yield dict.fromkeys(names, DATA_PARALLEL)
+        if float(gains_ms[gains_ms > 0].sum()) >= _MIN_GAIN * spread_ms:
+            for share in _SHARES:
+                yield dict.fromkeys(names[: max(1, round(share * gaining))], DATA_PARALLEL)
+
+    def _gains_ms(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, float]:
+        """Returns by how much a copy of each table shortens the step of even devices, [tables],
+        and that step.
+        """
+        oracle, task = self._oracle, self._task
+        ranks = len(task.devices)
+        whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
+        mine = oracle.amounts([table.whole() for table in tables])
+        without_ms = oracle.price(whole - mine).total_ms.double().numpy()
+        whole_ms = float(oracle.price(whole[None]).total_ms)
+        columns = np.array([table.whole().exchanged_columns for table in tables])
+        spread_ms = (whole_ms - without_ms + self._exchange_ms * columns) / ranks
+        step_ms = (whole_ms + self._exchange_ms * task.exchanged_columns) / ranks
+        gains_ms = spread_ms + self._common.copy_gains_ms([table.name for table in tables])
+        return gains_ms, step_ms + oracle.common_ms(task)
+
+    def _starts_ms(self) -> float:
+        """Returns what operators take to start, less what copies do."""
+        overhead = self._oracle.model.counted_overhead
+        assert overhead is not None
+        assert overhead.copies is not None
+        return overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
+
+    def _rows(self, options: Options) -> Iterator[Options]:
+        """Yields sets of tables by rows: those that are too much for a device, then more.
+
+        Each is yielded on all devices and, where there are nodes, each table on one node.
+        """
+        free = [
+            table
+            for table in self._task.tables
+            if table.name not in options
+            and any(o.row_blocks > 1 for o in self.options.of(table)[1:])
+        ]
+        if not free:
+            return
+        alone_ms = self._alone_ms([table.whole() for table in free])
+        shares = alone_ms / self._even_ms(options)
+        heavy = [t for t, share in zip(free, shares, strict=True) if share > min(_HEAVY)]
+        if not heavy:
+            return
+        of = dict(zip((table.name for table in free), shares.tolist(), strict=True))
+        gaining = self._cheaper_by_rows(heavy)
+        sets = [tuple(t for t in gaining if of[t.name] > least) for least in _HEAVY]
+        for some in dict.fromkeys(sets):
+            if some:
+                yield from self._on_devices(some)
+
+    def _on_devices(self, tables: Sequence[EmbeddingTable]) -> Iterator[Options]:
+        ranks, nodes = len(self._task.devices), self._task.nodes
+        everywhere = ShardingOption(row_blocks=ranks)
+        yield {t.name: everywhere for t in tables if everywhere in self.options.of(t)}
+        node = ranks // nodes
+        if nodes == 1 or node == 1:
+            return
+        # Tables that take most time come first, each on the node that has least to do.
+        alone_ms, busy_ms = self._oracle.alone_ms([t.whole() for t in tables]), np.zeros(nodes)
+        found = {}
+        for number in np.argsort(-alone_ms, kind="stable").tolist():
+            chosen = int(busy_ms.argmin())
+            option = ShardingOption(row_blocks=node, first=chosen * node)
+            if option in self.options.of(tables[number]):
+                busy_ms[chosen] += alone_ms[number]
+                found[tables[number].name] = option
+        if found:
+            yield found
+
+    def _cheaper_by_rows(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
+        """Returns the tables whose blocks cost less than as many slices of columns."""
+        ranks, task = len(self._task.devices), self._task
+        narrowest = {
+            name: rule.numbers[0]
+            for rule in task.rules
+            if rule.kind == "min_width"
+            for name in rule.tables
+        }
+        slices = []
+        for table in tables:
+            least = narrowest.get(table.name, DIM_STEP)
+            width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
+            slices.append(Piece(table, 0, width if 2 * least <= table.dim else table.dim))
+        # On one node if not on all, which repeat outputs more often.
+        blocks_ms = [
+            self._alone_ms([self._largest_block(table, count) for table in tables])
+            for count in {ranks, ranks // task.nodes} - {1}
+        ]
+        gains = np.min(blocks_ms, axis=0) < self._alone_ms(slices)
+        return [table for table, gain in zip(tables, gains, strict=True) if gain]
+
+    def _largest_block(self, table: EmbeddingTable, count: int) -> Piece:
+        if not can_be_blocks(table.rows, count):
+            return table.whole()
+        blocks = self._task.row_blocks(table, count)
+        return max(blocks, key=lambda block: block.pooling_factor).whole()
+
+    def _even_ms(self, options: Options) -> float:
+        """Returns what each device takes if what is in columns is spread evenly.
+
+        Where devices differ, it is spread so that all take equally long.
+        """
+        task = self._task
+        tables = [table for table in task.tables if table.name not in options]
+        devices, whole = len(task.devices), self._oracle.amounts([t.whole() for t in tables]).sum(0)
+        columns = sum(table.whole().exchanged_columns for table in tables)
+        sums = whole[None] + self._oracle.of_devices(task.hardware)
+        each_ms = self._oracle.price(sums).total_ms.numpy().astype(float)
+        shared_ms = 1 / np.broadcast_to(1 / each_ms, devices).sum()
+        return float(shared_ms + self._exchange_ms * columns / devices)
+
+    def _alone_ms(self, pieces: Iterable[Piece]) -> Floats:
+        """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
+        pieces = list(pieces)
+        columns = np.array([piece.exchanged_columns for piece in pieces])
+        return np.asarray(self._oracle.alone_ms(pieces) + self._exchange_ms * columns)
