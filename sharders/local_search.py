@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 
 import numpy as np
 
@@ -15,14 +14,14 @@ from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.options import Sharded, tables_of_blocks
+from autoshard.workload.options import Sharded, ShardingOption, tables_of_blocks
 from autoshard.workload.step_price import norm_power
 
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
 # devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
 _SCENARIOS = 16  # number of scenarios in the last descent
-_LAST_SHARE = 0.2  # share of the time for that descent
+_SETS = 4  # sets of options from which there are steps downwards
 
 
 class LocalSearch:
@@ -49,91 +48,125 @@ class LocalSearch:
         near: tuple[ShardingPlan, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._oracle = oracle
-        self._kicks = kicks
-        self._split = split
-        self._seed = seed
-        self._near = near
-        self._clock = clock
+        self.oracle = oracle
+        self.kicks = kicks
+        self.split = split
+        self.seed = seed
+        self.near = near
+        self.clock = clock
 
     @one_thread()
     def improve(
-        self,
-        task: ShardingTask,
-        starts: Sequence[Sharded],
-        seconds: float | None = None,
-        options: TableOptions | None = None,
+        self, task: ShardingTask, starts: Sequence[Sharded], seconds: float | None = None
     ) -> list[Sharded]:
-        """Improves the best of several plans.
+        """Improves the best of several plans, each table with its option.
 
         Args:
             task: Task to plan.
             starts: Valid plans.
             seconds: Time limit, up to which there are kicks; by default `kicks` many.
-            options: Options that tables may take; by default they keep theirs.
 
         Returns:
             The best plan in the mean scenario, and the best plan over scenarios.
         """
-        until = math.inf if seconds is None else self._clock() + (1 - _LAST_SHARE) * seconds
+        run = TaskSearch(self, task, None if seconds is None else self.clock() + seconds)
+        return run.results(run.best_of(starts))
 
-        def time_is_up() -> bool:
-            return self._clock() > until
 
-        mean, masks = self._oracle.expectation(), RuleMasks(task)
+class TaskSearch:
+    """The search for the plan of one task.
 
-        def search_from(start: Sharded) -> PlanSearch:
-            return PlanSearch(mean, task, _SOFT, start, self._near, masks)
+    Args:
+        search: How to search.
+        task: The task.
+        until: When to stop, by the search's clock; by default it stops by itself.
+        options: Options that tables may take; by default they keep theirs.
+    """
 
-        best = min(map(search_from, starts), key=PlanSearch.objective)
-        best = self._descended(best, search_from, time_is_up, options)
-        rng = np.random.default_rng(self._seed)
-        for number in count() if seconds is not None else range(self._kicks):
-            if time_is_up():
-                break
-            other = search_from(best.sharded())
-            # Every other kick splits a piece of the slowest device, which may help later moves.
-            if not (self._split and number % 2 and other.split_costliest(number // 2)):
-                other.kick(rng)
-            other = self._descended(other, search_from, time_is_up, options)
-            if other.objective() < best.objective():
-                best = other
-        power = norm_power(self._oracle.residuals.prior.rest)
-        scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
-        scenarios = scenarios.with_parts(tables_of_blocks(task, best.sharded().options))
-
-        def last_from(start: Sharded) -> PlanSearch:
-            return PlanSearch(scenarios, task, power, start, self._near, masks)
-
-        if seconds is not None:
-            until += _LAST_SHARE * seconds
-        last = self._descended(last_from(best.sharded()), last_from, time_is_up)
-        return [best.sharded(), last.sharded()]
-
-    def _descended(
+    def __init__(
         self,
-        search: PlanSearch,
-        again: Callable[[Sharded], PlanSearch],
-        time_is_up: Callable[[], bool],
+        search: LocalSearch,
+        task: ShardingTask,
+        until: float | None = None,
         options: TableOptions | None = None,
-    ) -> PlanSearch:
+    ) -> None:
+        self._search, self._task, self._options = search, task, options
+        self._until = math.inf if until is None else until
+        self._masks, self._mean = RuleMasks(task), search.oracle.expectation()
+
+    def best_of(self, starts: Sequence[Sharded]) -> PlanSearch:
+        """Returns the best plan that steps downwards lead to, from the best start by each of the
+        most promising sets of options.
+        """
+        of_sets: dict[frozenset[tuple[str, ShardingOption]], PlanSearch] = {}
+        for start in starts:
+            begun, options = self._from(start), frozenset(start.options.items())
+            known = of_sets.get(options)
+            if known is None or begun.objective() < known.objective():
+                of_sets[options] = begun
+        promising = sorted(of_sets.values(), key=PlanSearch.objective)[:_SETS]
+        return min(map(self._descended, promising), key=PlanSearch.objective)
+
+    def results(self, best: PlanSearch) -> list[Sharded]:
+        """Returns plans that a search from this one leads to: those that are best in the mean
+        scenario, and the best over scenarios.
+        """
+        if self._options is not None:
+            best.flip_options(self._options, self._search.split, self._time_is_up)
+        rng = np.random.default_rng(self._search.seed)
+        for number in range(self._search.kicks):
+            best = self._kicked(best, number, rng)
+        found = [best.sharded(), self._over_scenarios(best)]
+        if self._until == math.inf:
+            return found
+        number, before_ms = self._search.kicks, best.objective()
+        while not self._time_is_up():
+            best = self._kicked(best, number, rng)
+            number += 1
+        if best.objective() < before_ms:
+            found += [best.sharded(), self._over_scenarios(best)]
+        return found
+
+    def _time_is_up(self) -> bool:
+        return self._search.clock() > self._until
+
+    def _from(self, start: Sharded) -> PlanSearch:
+        return PlanSearch(self._mean, self._task, _SOFT, start, self._search.near, self._masks)
+
+    def _kicked(self, best: PlanSearch, number: int, rng: np.random.Generator) -> PlanSearch:
+        """Returns the better one of a plan and what steps downwards from a kick lead to."""
+        if self._time_is_up():
+            return best
+        other = self._from(best.sharded())
+        # Every other kick splits a piece of the slowest device, which may help later moves.
+        splits = self._search.split and number % 2
+        if not (splits and other.split_costliest(number // 2)):
+            other.kick(rng)
+        other = self._descended(other)
+        return min(best, other, key=PlanSearch.objective)
+
+    def _over_scenarios(self, best: PlanSearch) -> Sharded:
+        """Returns what steps downwards lead to by the mean over scenarios."""
+        oracle, task, start = self._search.oracle, self._task, best.sharded()
+        scenarios = oracle.scenarios(task.tables, _SCENARIOS, self._search.seed)
+        scenarios = scenarios.with_parts(tables_of_blocks(task, start.options))
+        power, near = norm_power(oracle.residuals.prior.rest), self._search.near
+        last = PlanSearch(scenarios, task, power, start, near, self._masks)
+        last.descend(self._search.split, self._time_is_up)
+        return last.sharded()
+
+    def _descended(self, search: PlanSearch) -> PlanSearch:
         """Returns the best plan that steps downwards lead to.
 
         Where the first split of a plan costs more than others, tables stay whole at first, and
         what comes of splits must be better than that.
-
-        Args:
-            search: The plan to begin with.
-            again: Returns the search from a plan.
-            time_is_up: Returns whether to stop.
-            options: Options that tables may take.
         """
-        if not self._split or search.first_split_ms == 0:
-            search.descend(self._split, time_is_up, options)
+        if not self._search.split or search.first_split_ms == 0:
+            search.descend(self._search.split, self._time_is_up, self._options)
             return search
-        search.descend(False, time_is_up, options)
-        splitting = again(search.sharded())
-        splitting.descend(True, time_is_up, options)
+        search.descend(False, self._time_is_up, self._options)
+        splitting = self._from(search.sharded())
+        splitting.descend(True, self._time_is_up, self._options)
         return min(search, splitting, key=PlanSearch.objective)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.common_price import CommonPrice
 from autoshard.sharders.cost_greedy import FusedGreedySharder
+from autoshard.sharders.split_greedy import split_greedy
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -28,8 +29,9 @@ from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
 _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
-# Of what a device takes on average: a table that takes more may be worth blocks of rows.
-_HEAVY = (1.0, 0.5, 0.25)
+_HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
+_WORSE = 2  # so many sets that are no better than the best end that
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,16 @@ class OptionSets:
             if self._append(found, {**required, **copies}):
                 copied = min(found, key=lambda start: start.step_ms).options
                 break
-        for rows in self._rows(copied):
-            self._append(found, {**copied, **rows})
+        best_ms, worse = min((start.step_ms for start in found), default=math.inf), 0
+        for sets in self._rows(copied):
+            before = len(found)
+            for rows in sets:
+                self._append(found, {**copied, **rows})
+            least_ms = min((start.step_ms for start in found[before:]), default=math.inf)
+            worse = 0 if least_ms < best_ms else worse + 1
+            best_ms = min(best_ms, least_ms)
+            if worse == _WORSE:
+                break
         return sorted(found, key=lambda start: start.step_ms)
 
     def _append(self, found: list[Start], options: Options) -> bool:
@@ -95,7 +105,15 @@ class OptionSets:
         greedy, step_ms = list[Sharded](), math.inf
         with suppress(PlanError):
             greedy.append(self.options.sharded(self._greedy, options))
-            step_ms = self._oracle.step_ms(greedy[0].plan(self._task), self._task)
+        if not greedy and not found:  # beside others, a set in which whole tables do not fit is out
+            greedy = [
+                self.options.of_columns(placed, options)
+                for placed in split_greedy(self._oracle, task)
+            ]
+        if greedy:
+            step_ms = min(
+                self._oracle.step_ms(each.plan(self._task), self._task) for each in greedy
+            )
         found.append(Start(options, task, tuple(greedy), step_ms))
         return bool(greedy)
 
@@ -139,8 +157,8 @@ class OptionSets:
         assert overhead.copies is not None
         return overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
 
-    def _rows(self, options: Options) -> Iterator[Options]:
-        """Yields sets of tables by rows: those that are too much for a device, then more.
+    def _rows(self, options: Options) -> Iterator[Iterator[Options]]:
+        """Yields sets of tables by rows: the one that is most for a device, then more.
 
         Each is yielded on all devices and, where there are nodes, each table on one node.
         """
@@ -154,15 +172,13 @@ class OptionSets:
             return
         alone_ms = self._alone_ms([table.whole() for table in free])
         shares = alone_ms / self._even_ms(options)
-        heavy = [t for t, share in zip(free, shares, strict=True) if share > min(_HEAVY)]
+        order = np.argsort(-shares, kind="stable").tolist()
+        heavy = [free[number] for number in order if shares[number] > _HEAVY]
         if not heavy:
             return
-        of = dict(zip((table.name for table in free), shares.tolist(), strict=True))
         gaining = self._cheaper_by_rows(heavy)
-        sets = [tuple(t for t in gaining if of[t.name] > least) for least in _HEAVY]
-        for some in dict.fromkeys(sets):
-            if some:
-                yield from self._on_devices(some)
+        for count in sorted({min(count, len(gaining)) for count in _ROWS} - {0}):
+            yield self._on_devices(gaining[:count])
 
     def _on_devices(self, tables: Sequence[EmbeddingTable]) -> Iterator[Options]:
         ranks, nodes = len(self._task.devices), self._task.nodes

@@ -1,6 +1,7 @@
 """Steps of a local search: moves, swaps, splits and other options, priced as a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ _MIN_OPTION_GAIN = 1e-3  # relative
 _MOVES = 256  # priced at a step, those with the best estimates
 _SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
 _HOMES = 4  # devices that are tried for a table that is in columns again
+_TRIES = 3  # steps to another option that are tried, from the best, until one helps
+_FLIPPED = 16  # tables whose options may change at a step
+_MIN_FLIPPED = 0.2  # of what the mean device takes
+_FLIP_POWER = 3.0
 _MIN_MS = 1e-12
 
 
@@ -228,33 +233,129 @@ class PlanSearch(SearchState):
         here = np.flatnonzero(np.isin(self._homes, self.slowest))
         numbers = set(self._owners[here].tolist())
         numbers |= {number for number, option in enumerate(self._options) if option.copied}
-        changes = [
-            change
-            for number in sorted(numbers)
-            if len(self._masks.units[number].pieces) == 1
-            for option in options.of(self._masks.units[number].pieces[0].table)
-            if option != self._options[number]
-            for change in self.changes_to(number, option)
-        ]
+        changes = self._flips([n for n in sorted(numbers) if self._has_options(n)], options)
         if not changes:
             return _NONE
         return Choices(self.price(changes), changes.__getitem__)
+
+    def flip_options(
+        self,
+        options: TableOptions,
+        split: bool,
+        time_is_up: Callable[[], bool] = lambda: False,
+        tries: int = _TRIES,
+    ) -> None:
+        """Gives one table another option and descends, as long as that helps.
+
+        Whether an option helps shows only once other tables have moved: steps are therefore ranked
+        by a norm that is closer to the mean of devices.
+
+        Args:
+            options: Options that tables may take.
+            split: Whether tables may be split.
+            time_is_up: Returns whether to stop.
+            tries: How many of the best steps are tried, until one helps.
+        """
+        while True:
+            best, before_ms = self.state(), self.objective()
+            for change in self._ranked_flips(options)[:tries]:
+                if time_is_up():
+                    return
+                self._apply(change)
+                self.descend(split, time_is_up)
+                if self.objective() < before_ms * (1 - _MIN_OPTION_GAIN):
+                    break
+                self.restore(best)
+            else:
+                return
+
+    def _ranked_flips(self, options: TableOptions) -> list[Change]:
+        power, self._power = self._power, _FLIP_POWER
+        self._price_anew()
+        numbers = self._heaviest()
+        self._know_slices(numbers)
+        changes = self._flips(numbers, options, slices=True)
+        after_ms = self.price(changes) if changes else np.empty(0)
+        self._power = power
+        self._price_anew()
+        order = np.argsort(after_ms, kind="stable")
+        return [changes[n] for n in order.tolist() if after_ms[n] < np.inf]
+
+    def _heaviest(self) -> list[int]:
+        """Returns the units of single tables that are most for a device, and those by other
+        options.
+        """
+        wholes = self._wholes()
+        weights = self._weight[wholes].sum(1)
+        heavy = np.argsort(-weights, kind="stable")[:_FLIPPED]
+        heavy = heavy[weights[heavy] > _MIN_FLIPPED * self._means.sum(1).mean()]
+        others = (n for n, option in enumerate(self._options) if not option.by_columns)
+        numbers = dict.fromkeys([*heavy.tolist(), *islice(others, _FLIPPED)])
+        return [n for n in numbers if self._has_options(n)]
+
+    def _has_options(self, number: int) -> bool:
+        """Returns whether a unit is a single table."""
+        return len(self._masks.units[number].pieces) == 1
+
+    def _flips(
+        self, numbers: Sequence[int], options: TableOptions, slices: bool = False
+    ) -> list[Change]:
+        """Returns the steps that give one of these units another option; with `slices`, or
+        another number of slices of columns.
+        """
+        flips = [
+            (number, option)
+            for number in numbers
+            for option in options.of(self._masks.units[number].pieces[0].table)
+            if option != self._options[number] or (slices and option.by_columns)
+        ]
+        self._know_blocks(flips)
+        return [change for flip in flips for change in self.changes_to(*flip)]
+
+    def _know_slices(self, numbers: Sequence[int]) -> None:
+        """Adds slices of columns of these units as items, all at once."""
+        items = self._wholes()[list(numbers)]
+        for _ in range(len(self._costs).bit_length() - 1):
+            wide = [item for item in items.tolist() if self._masks.may_split(self._units[item])]
+            if not wide:
+                return
+            items = np.concatenate(self._halves(wide))
 
     def changes_to(self, number: int, option: ShardingOption) -> list[Change]:
         """Returns the steps that give a table another option.
 
         Args:
             number: Number of the table's unit.
-            option: The option; in columns, the table is whole on a device that has little to do.
+            option: The option; in columns, the table is whole or in slices, on devices that have
+                little to do without it.
         """
-        held = (self._owners == number) & (self._homes != GONE)
-        leave = tuple(np.flatnonzero(held).tolist())
+        held = np.flatnonzero((self._owners == number) & (self._homes != GONE))
+        leave, flip = tuple(held.tolist()), (number, option)
         if not option.by_columns:
-            return [Change(leave, self._blocks(number, option), (number, option))]
-        whole = self._whole(number)
-        loads = np.where(self._admitted(np.array([whole]))[0], self._means.sum(1), np.inf)
-        homes = [n for n in np.argsort(loads, kind="stable")[:_HOMES].tolist() if loads[n] < np.inf]
-        return [Change(leave, ((whole, home),), (number, option)) for home in homes]
+            return [Change(leave, self._blocks(number, option), flip)]
+        loads = self._means.sum(1)
+        np.subtract.at(loads, self._homes[held], self._weight[held].sum(1))
+        slices, found = np.array([self._whole(number)]), list[Change]()
+        while True:
+            if len(slices) != len(held) or option != self._options[number]:
+                found += self._spread(slices, loads, leave, flip)
+            units = self._units
+            if 2 * len(slices) > len(loads) or not all(
+                self._masks.may_split(units[item], len(slices) + n)
+                for n, item in enumerate(slices.tolist())
+            ):
+                return found
+            slices = np.concatenate(self._halves(slices.tolist()))
+
+    def _spread(
+        self, slices: Ints, loads: Floats, leave: tuple[int, ...], flip: tuple[int, ShardingOption]
+    ) -> list[Change]:
+        """Returns the step that puts equal slices of a table on the devices that do least."""
+        admitted = self._admitted(slices[:1])[0]
+        homes = np.argsort(np.where(admitted, loads, np.inf), kind="stable")[: len(slices)]
+        if not admitted[homes].all():
+            return []
+        return [Change(leave, tuple(zip(slices.tolist(), homes.tolist(), strict=True)), flip)]
 
     def _may_swap(self, here: int, mine: Ints, others: Ints) -> Bools:
         """Returns whether each item of device `here` may be swapped with each of the others:

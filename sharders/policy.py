@@ -1,14 +1,14 @@
 """`PolicySharder`: plans by a trained policy, alone or followed by local search."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.local_search import LocalSearch
+from autoshard.sharders.local_search import LocalSearch, TaskSearch
 from autoshard.sharders.option_sets import OptionSets, Start
+from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.sharders.table_options import TableOptions
@@ -60,49 +60,54 @@ class PolicySharder:
         """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
         self._oracle.check(task)
         self._policy.check(len(task.devices))
-        until = math.inf if self._seconds is None else self._clock() + self._seconds
+        until = None if self._seconds is None else self._clock() + self._seconds
         sets = OptionSets(self._oracle, task)
-        options, starts, found = sets.options, sets.starts(), list[Sharded]()
-        for start in starts[:1] + [s for s in starts[1:] if s.options == options.required]:
-            own = [*start.greedy, *self._rollout_plans(start, options)]
-            found += own
-            if own and self._search is not None and self._clock() < until:
-                found += self._improved(task, own, options, until)
-        if not found:  # memory is so tight that neither greedy plans nor rollouts are feasible
-            found = self._tight(task, options)
-        plans = [sharded.plan(task) for sharded in found]
+        starts = sets.starts()
+        greedy = [plan for start in starts for plan in start.greedy]
+        # Memory may be so tight that there is none.
+        greedy = greedy or self._tight(sets.options)
         if self._search is None:  # by the mean scenario, which is fast
-            return min(plans, key=lambda plan: self._oracle.step_ms(plan, task))
-        return min(plans, key=StepPredictor(self._oracle, task).expected_of)
+            found = greedy + [p for start in starts[:1] for p in self._rollout_plans(start, sets)]
+            return min(
+                (sharded.plan(task) for sharded in found),
+                key=lambda plan: self._oracle.step_ms(plan, task),
+            )
+        search = self._mixed_search if task.hardware else self._search
+        run = TaskSearch(search, task, until, sets.options)
+        best = run.best_of(greedy)
+        options = best.sharded().options
+        found = [plan for plan in greedy if plan.options == options]
+        of_policy = [
+            plan
+            for start in starts
+            if start.options == options
+            for plan in self._rollout_plans(start, sets)
+        ]
+        if of_policy:
+            best = min(best, run.best_of(of_policy[:_STARTS]), key=PlanSearch.objective)
+        found += [*of_policy, *run.results(best)]
+        predictor = StepPredictor(self._oracle, task)
+        return min((each.plan(task) for each in found), key=predictor.expected_of)
 
-    def _tight(self, task: ShardingTask, options: TableOptions) -> list[Sharded]:
+    def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
         split, lack = self._policy.network.shape.halves, None
         for some in (options.required, *options.within_memory()):
             try:
                 rest = options.columns_task(some)
-                plans = self._rollout_plans(Start(some, rest, (), math.inf), options)
-                plans = plans or [options.of_columns(pack(rest, split), some)]
+                found = self._rollouts_of(rest) or [pack(rest, split)]
+                return [options.of_columns(placed, some) for placed in found]
             except PlanError as error:
                 lack = lack or error
-                continue
-            search = LocalSearch(self._oracle, kicks=0, split=split)
-            return [*plans, *search.improve(task, plans[: _STARTS + 1], options=options)]
         assert lack is not None
         raise lack
 
-    def _improved(
-        self, task: ShardingTask, found: Sequence[Sharded], options: TableOptions, until: float
-    ) -> list[Sharded]:
-        """Returns the plans of the local search."""
-        search = self._mixed_search if task.hardware else self._search
-        assert search is not None
-        seconds = None if until == math.inf else max(0.0, until - self._clock())
-        return search.improve(task, found[: _STARTS + 1], seconds, options)
-
-    def _rollout_plans(self, start: Start, options: TableOptions) -> list[Sharded]:
+    def _rollout_plans(self, start: Start, sets: OptionSets) -> list[Sharded]:
         """Returns the policy's plans, the best first; more of them before a search."""
-        task = start.task
+        found = self._rollouts_of(start.task)
+        return [sets.options.of_columns(placed, start.options) for placed in found]
+
+    def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
         if not task.tables:
             return []
         size = len(task.tables), len(task.devices)
@@ -116,7 +121,7 @@ class PolicySharder:
         if wide:
             best = _distinct(rollouts)[:_WIDE_CANDIDATES]
             best += [placed for placed in own if placed not in best]
-        return [options.of_columns(placed, start.options) for placed in best]
+        return best
 
 
 def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:

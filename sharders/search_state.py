@@ -134,6 +134,24 @@ class SearchState:
         """Returns the items on these devices that may move."""
         return np.flatnonzero(np.isin(self._homes, devices) & self._may_move)
 
+    def state(self) -> tuple[Ints, list[ShardingOption]]:
+        """Returns where items are and the options of units, for `restore`."""
+        return self._homes.copy(), list(self._options)
+
+    def restore(self, state: tuple[Ints, list[ShardingOption]]) -> None:
+        """Returns to an earlier state."""
+        before, options = state
+        homes = np.full(len(self._homes), GONE)
+        homes[: len(before)] = before
+        for number, option in enumerate(options):
+            if option != self._options[number]:
+                self._make(Change((), (), (number, option)))
+        items = np.flatnonzero(homes != self._homes)
+        leave = tuple(items[self._homes[items] != GONE].tolist())
+        enter = tuple((n, int(homes[n])) for n in items.tolist() if homes[n] != GONE)
+        self._make(Change(leave, enter))
+        self._price_anew()
+
     def _apply(self, change: Change) -> None:
         self._make(change)
         self._price_anew()
@@ -163,22 +181,43 @@ class SearchState:
 
     def _blocks(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
         """Returns the blocks of rows of an option as items, with their devices."""
-        key = (number, option)
-        if key not in self._known:
-            (whole,) = self._masks.units[number].pieces
-            blocks = blocks_of(self._task, whole.table, option)
-            units = [PlacementUnit.of(block) for block, _ in blocks]
-            self._known[key] = self._add(units, number, pinned=True) if units else GONE
         if option.row_blocks == 1:
             return ()
-        first = self._known[key]
+        self._know_blocks([(number, option)])
+        first = self._known[number, option.row_blocks]
         return tuple((first + n, option.first + n) for n in range(option.row_blocks))
+
+    def _know_blocks(self, options: Iterable[tuple[int, ShardingOption]]) -> None:
+        """Adds the blocks of rows of options of units as items, all at once. Blocks of as many
+        devices are the same on other devices.
+        """
+        units, owners, first = list[PlacementUnit](), list[int](), len(self._homes)
+        for number, option in options:
+            key = number, option.row_blocks
+            if option.row_blocks == 1 or key in self._known:
+                continue
+            self._known[key] = first + len(units)
+            (whole,) = self._masks.units[number].pieces
+            blocks = blocks_of(self._task, whole.table, option)
+            units += [PlacementUnit.of(block) for block, _ in blocks]
+            owners += [number] * len(blocks)
+        if units:
+            self._add(units, np.array(owners), pinned=True)
 
     def _whole(self, number: int) -> int:
         """Returns the item that is a whole unit."""
         if (number,) not in self._known:
             self._known[number,] = self._add([self._masks.units[number]], number)
         return self._known[number,]
+
+    def _wholes(self) -> Ints:
+        """Returns the items that are whole units: [units]."""
+        numbers = range(len(self._masks.units))
+        new = [number for number in numbers if (number,) not in self._known]
+        if new:
+            first = self._add([self._masks.units[number] for number in new], np.array(new))
+            self._known.update({(number,): first + place for place, number in enumerate(new)})
+        return np.array([self._known[number,] for number in numbers], np.int64)
 
     def _halves(self, items: Sequence[int]) -> tuple[Ints, Ints]:
         """Returns the halves of items as items."""
@@ -287,7 +326,10 @@ class SearchState:
             if change.option is not None:
                 loads[place] += self._loads_of(*change.option)
                 copies[place] = self._copies_bytes(*change.option)
-                splits[place] -= self._more_slices[change.option[0]]
+                number, option = change.option
+                splits[place] -= self._more_slices[number]
+                if option.by_columns and self._common.counts_splits:
+                    splits[place] += (len(change.enter) - 1) * self._slices[number]
         found = self._norms(sums) + self._bearing_ms(splits, loads)
         needed = np.repeat(copies[:, None], devices, axis=1)
         needed[numbers, homes] += sizes
