@@ -20,6 +20,7 @@ from autoshard.workload.step_price import norm_power
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
 # devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
+_SHARP = (24.0, 96.0)  # powers after that
 _SCENARIOS = 16  # number of scenarios in the last descent
 _SETS = 4  # sets of options from which there are steps downwards
 
@@ -116,7 +117,7 @@ class TaskSearch:
         rng = np.random.default_rng(self._search.seed)
         for number in range(self._search.kicks):
             best = self._kicked(best, number, rng)
-        found = [best.sharded(), self._over_scenarios(best)]
+        found = [*self._sharpened(best), self._over_scenarios(best)]
         if self._until == math.inf:
             return found
         number, before_ms = self._search.kicks, best.objective()
@@ -124,7 +125,7 @@ class TaskSearch:
             best = self._kicked(best, number, rng)
             number += 1
         if best.objective() < before_ms:
-            found += [best.sharded(), self._over_scenarios(best)]
+            found += [*self._sharpened(best), self._over_scenarios(best)]
         return found
 
     def _time_is_up(self) -> bool:
@@ -144,6 +145,14 @@ class TaskSearch:
             other.kick(rng)
         other = self._descended(other)
         return min(best, other, key=PlanSearch.objective)
+
+    def _sharpened(self, best: PlanSearch) -> list[Sharded]:
+        """Returns the plan, and what steps downwards lead to by norms closer to the maximum."""
+        search = self._from(best.sharded())
+        for power in _SHARP:
+            search.sharpen(power)
+            search.descend(self._search.split, self._time_is_up)
+        return [best.sharded(), search.sharded()]
 
     def _over_scenarios(self, best: PlanSearch) -> Sharded:
         """Returns what steps downwards lead to by the mean over scenarios."""

@@ -21,7 +21,8 @@ _HOMES = 4  # devices that are tried for a table that is in columns again
 _TRIES = 3  # steps to another option that are tried, from the best, until one helps
 _FLIPPED = 16  # tables whose options may change at a step
 _MIN_FLIPPED = 0.2  # of what the mean device takes
-_FLIP_POWER = 3.0
+_FLIP_POWER = 3.0  # of the norm that ranks these steps
+_FLIP_LIMIT = 1.001  # by that norm: steps that are worse never helped
 _MIN_MS = 1e-12
 
 
@@ -229,11 +230,11 @@ class PlanSearch(SearchState):
         return Choices(after.ravel(), change)
 
     def other_options(self, options: TableOptions) -> Choices:
-        """Returns other options of the tables that the slowest devices hold, and of copies."""
-        here = np.flatnonzero(np.isin(self._homes, self.slowest))
-        numbers = set(self._owners[here].tolist())
-        numbers |= {number for number, option in enumerate(self._options) if option.copied}
-        changes = self._flips([n for n in sorted(numbers) if self._has_options(n)], options)
+        """Returns other options of heavy tables that the slowest devices hold, or all devices."""
+        here = set(self._owners[np.isin(self._homes, self.slowest)].tolist())
+        changes = self._flips(
+            [n for n in self._heaviest() if n in here or not self._options[n].by_columns], options
+        )
         if not changes:
             return _NONE
         return Choices(self.price(changes), changes.__getitem__)
@@ -270,16 +271,15 @@ class PlanSearch(SearchState):
                 return
 
     def _ranked_flips(self, options: TableOptions) -> list[Change]:
-        power, self._power = self._power, _FLIP_POWER
-        self._price_anew()
+        power = self._power
+        self.sharpen(_FLIP_POWER)
+        limit_ms = self.objective() * _FLIP_LIMIT
         numbers = self._heaviest()
-        self._know_slices(numbers)
         changes = self._flips(numbers, options, slices=True)
         after_ms = self.price(changes) if changes else np.empty(0)
-        self._power = power
-        self._price_anew()
+        self.sharpen(power)
         order = np.argsort(after_ms, kind="stable")
-        return [changes[n] for n in order.tolist() if after_ms[n] < np.inf]
+        return [changes[n] for n in order.tolist() if after_ms[n] < limit_ms]
 
     def _heaviest(self) -> list[int]:
         """Returns the units of single tables that are most for a device, and those by other
@@ -310,6 +310,7 @@ class PlanSearch(SearchState):
             if option != self._options[number] or (slices and option.by_columns)
         ]
         self._know_blocks(flips)
+        self._know_slices([number for number, option in flips if option.by_columns])
         return [change for flip in flips for change in self.changes_to(*flip)]
 
     def _know_slices(self, numbers: Sequence[int]) -> None:

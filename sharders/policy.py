@@ -74,17 +74,19 @@ class PolicySharder:
             )
         search = self._mixed_search if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
-        best = run.best_of(greedy)
-        options = best.sharded().options
+        best = run.best_of(greedy) if len(greedy) > 1 else None
+        options = greedy[0].options if best is None else best.sharded().options
         found = [plan for plan in greedy if plan.options == options]
         of_policy = [
             plan
             for start in starts
             if start.options == options
-            for plan in self._rollout_plans(start, sets)
+            for plan in self._rollout_plans(start, sets)[:_STARTS]
         ]
-        if of_policy:
-            best = min(best, run.best_of(of_policy[:_STARTS]), key=PlanSearch.objective)
+        if best is None:
+            best = run.best_of(found + of_policy)
+        elif of_policy:
+            best = min(best, run.best_of(of_policy), key=PlanSearch.objective)
         found += [*of_policy, *run.results(best)]
         predictor = StepPredictor(self._oracle, task)
         return min((each.plan(task) for each in found), key=predictor.expected_of)

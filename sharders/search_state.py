@@ -91,6 +91,16 @@ class SearchState:
         """
         return float(self._after(0.0))
 
+    @property
+    def step_ms(self) -> float:
+        """The mean over scenarios of the step time, but for the same constant."""
+        return float(self._costs.max(0).sum(0).mean()) + self._common_ms
+
+    def sharpen(self, power: float) -> None:
+        """Sets the power of the norms over devices."""
+        self._power = power
+        self._price_anew()
+
     def placed(self, change: Change | None = None) -> list[tuple[Piece, int]]:
         """Returns the pieces of tables in columns and their devices, as they are or after a step
         that changes no option.
