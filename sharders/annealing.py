@@ -26,6 +26,7 @@ _SOFT, _SHARP = 3.0, 96.0  # initial and final power of the norm over devices
 _MIN_BATCH, _MAX_BATCH = 16, 512  # changes that are priced at once
 _MAX_SEARCHED = 40_000  # tables times devices: local search takes minutes for larger tasks
 _MIN_MS = 1e-9
+_STARTS = 2  # sets of options whose greedy plans it may begin with
 
 
 class AnnealingSharder:
@@ -74,11 +75,12 @@ class AnnealingSharder:
         return min(best.plan(task), found.plan(task), key=worth)
 
     def _starts(self, task: ShardingTask, sets: OptionSets) -> list[Sharded]:
-        starts, alone = sets.starts(), AloneGreedySharder(self._oracle)
-        found = [greedy for start in starts for greedy in start.greedy]
-        for options in [start.options for start in starts]:
+        starts, found = sets.starts(), list[Sharded]()
+        for start in starts[:_STARTS]:
             with suppress(PlanError):
-                found.append(sets.options.sharded(alone, options))
+                alone = AloneGreedySharder(self._oracle)
+                found.append(sets.options.sharded(alone, start.options))
+            found += start.greedy
         if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
             with suppress(PlanError):
                 search = PolicySharder(Policy.untrained(), self._oracle, search=True)

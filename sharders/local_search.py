@@ -22,7 +22,9 @@ from autoshard.workload.step_price import norm_power
 _SOFT = 12.0
 _SHARP = (24.0, 96.0)  # powers after that
 _SCENARIOS = 16  # number of scenarios in the last descent
-_SETS = 4  # sets of options from which there are steps downwards
+_SETS = 3  # sets of options from which there are steps downwards
+_WORTH = 1.1  # relative to the start of the best one
+_EVEN = 1.01  # step relative to that of even devices: norms closer to the maximum gain nothing
 
 
 class LocalSearch:
@@ -91,7 +93,8 @@ class TaskSearch:
         until: float | None = None,
         options: TableOptions | None = None,
     ) -> None:
-        self._search, self._task, self._options = search, task, options
+        self._search, self._task = search, task
+        self._options = options if options is not None and options.any_choice else None
         self._until = math.inf if until is None else until
         self._masks, self._mean = RuleMasks(task), search.oracle.expectation()
 
@@ -106,6 +109,8 @@ class TaskSearch:
             if known is None or begun.objective() < known.objective():
                 of_sets[options] = begun
         promising = sorted(of_sets.values(), key=PlanSearch.objective)[:_SETS]
+        limit_ms = _WORTH * promising[0].step_ms
+        promising = [each for each in promising if each.step_ms <= limit_ms]
         return min(map(self._descended, promising), key=PlanSearch.objective)
 
     def results(self, best: PlanSearch) -> list[Sharded]:
@@ -148,6 +153,8 @@ class TaskSearch:
 
     def _sharpened(self, best: PlanSearch) -> list[Sharded]:
         """Returns the plan, and what steps downwards lead to by norms closer to the maximum."""
+        if best.step_ms < _EVEN * best.even_ms:
+            return [best.sharded()]
         search = self._from(best.sharded())
         for power in _SHARP:
             search.sharpen(power)

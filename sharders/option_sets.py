@@ -12,7 +12,7 @@ Greedy plans tell which set is the best to begin with. The search changes what t
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -34,21 +34,39 @@ _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tr
 _WORSE = 2  # so many sets that are no better than the best end that
 
 
-@dataclass(frozen=True)
 class Start:
-    """A plan to begin with.
+    """A set of options to begin with, and greedy plans by it.
 
     Args:
+        sets: Where it comes from.
         options: Options of tables that are not in columns.
-        task: Task of what single devices hold by them.
-        greedy: The greedy plan; none if that does not fit.
-        step_ms: What it takes.
+        splits: Whether large tables are split where whole ones do not fit.
+
+    Attributes:
+        task: Task of what single devices hold.
+
+    Raises:
+        PlanError: There is no memory for copies.
     """
 
-    options: Options
-    task: ShardingTask
-    greedy: tuple[Sharded, ...]
-    step_ms: float
+    def __init__(self, sets: "OptionSets", options: Options, splits: bool) -> None:
+        self.options, self._sets, self._splits = options, sets, splits
+        self.task = sets.options.columns_task(options)
+
+    @cached_property
+    def greedy(self) -> Sequence[Sharded]:
+        """The greedy plan; two if large tables are split for it; none if it does not fit."""
+        oracle, of = self._sets.oracle, self._sets.options
+        with suppress(PlanError):
+            return [of.sharded(FusedGreedySharder(oracle), self.options)]
+        found = split_greedy(oracle, self.task) if self._splits else []
+        return [of.of_columns(placed, self.options) for placed in found]
+
+    @cached_property
+    def step_ms(self) -> float:
+        """What the best greedy plan takes; infinite without one."""
+        oracle, task = self._sets.oracle, self._sets.task
+        return min((oracle.step_ms(g.plan(task), task) for g in self.greedy), default=math.inf)
 
 
 class OptionSets:
@@ -63,13 +81,12 @@ class OptionSets:
     """
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask) -> None:
-        self._oracle, self._task = oracle, task
+        self.oracle, self.task = oracle, task
         objective = task.objective
         counts = objective.in_training or objective.counts_exchanges
         self.options = TableOptions(task, copies=oracle.copies is not None, rows=counts)
         self._common = CommonPrice(oracle.model.counted_overhead, task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
-        self._greedy = FusedGreedySharder(oracle)
 
     def starts(self) -> list[Start]:
         """Returns the sets that fit with their greedy plans, that of the fastest first.
@@ -78,54 +95,40 @@ class OptionSets:
         """
         required: Options = self.options.required
         found = list[Start]()
-        self._append(found, required)
+        with suppress(PlanError):
+            found.append(Start(self, required, splits=True))
         copied = required
         for copies in self._copies():
-            if self._append(found, {**required, **copies}):
-                copied = min(found, key=lambda start: start.step_ms).options
+            if self._append(found, {**required, **copies}) < math.inf:
+                copied = min(found, key=_step_ms).options
                 break
-        best_ms, worse = min((start.step_ms for start in found), default=math.inf), 0
+        worse = 0
         for sets in self._rows(copied):
-            before = len(found)
-            for rows in sets:
-                self._append(found, {**copied, **rows})
-            least_ms = min((start.step_ms for start in found[before:]), default=math.inf)
+            best_ms = min(map(_step_ms, found), default=math.inf)
+            least_ms = min(self._append(found, {**copied, **rows}) for rows in sets)
             worse = 0 if least_ms < best_ms else worse + 1
-            best_ms = min(best_ms, least_ms)
             if worse == _WORSE:
                 break
-        return sorted(found, key=lambda start: start.step_ms)
+        return sorted(found, key=_step_ms) if len(found) > 1 else found
 
-    def _append(self, found: list[Start], options: Options) -> bool:
-        """Appends the greedy plan by a set of options; returns whether there is one."""
-        try:
-            task = self.options.columns_task(options)
-        except PlanError:
-            return False
-        greedy, step_ms = list[Sharded](), math.inf
+    def _append(self, found: list[Start], options: Options) -> float:
+        """Appends a set of options if its greedy plan fits; returns what that takes."""
         with suppress(PlanError):
-            greedy.append(self.options.sharded(self._greedy, options))
-        if not greedy and not found:  # beside others, a set in which whole tables do not fit is out
-            greedy = [
-                self.options.of_columns(placed, options)
-                for placed in split_greedy(self._oracle, task)
-            ]
-        if greedy:
-            step_ms = min(
-                self._oracle.step_ms(each.plan(self._task), self._task) for each in greedy
-            )
-        found.append(Start(options, task, tuple(greedy), step_ms))
-        return bool(greedy)
+            start = Start(self, options, splits=not found)
+            if start.greedy:
+                found.append(start)
+            return start.step_ms
+        return math.inf
 
     def _copies(self) -> Iterator[Options]:
         """Yields sets of copies, the largest first; none where copies gain too little."""
-        free = [t for t in self._task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+        free = [t for t in self.task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
         if not free:
             return
         gains_ms, spread_ms = self._gains_ms(free)
         order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
         all_ms = float(gains_ms.sum())
-        if len(free) + len(self.options.required) == len(self._task.tables):
+        if len(free) + len(self.options.required) == len(self.task.tables):
             all_ms += self._starts_ms()
         names = [free[number].name for number in order]
         if all_ms >= max(_MIN_GAIN * spread_ms, float(gains_ms[gains_ms > 0].sum())):
@@ -138,7 +141,7 @@ class OptionSets:
         """Returns by how much a copy of each table shortens the step of even devices, [tables],
         and that step.
         """
-        oracle, task = self._oracle, self._task
+        oracle, task = self.oracle, self.task
         ranks = len(task.devices)
         whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
         mine = oracle.amounts([table.whole() for table in tables])
@@ -152,7 +155,7 @@ class OptionSets:
 
     def _starts_ms(self) -> float:
         """Returns what operators take to start, less what copies do."""
-        overhead = self._oracle.model.counted_overhead
+        overhead = self.oracle.model.counted_overhead
         assert overhead is not None
         assert overhead.copies is not None
         return overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
@@ -164,7 +167,7 @@ class OptionSets:
         """
         free = [
             table
-            for table in self._task.tables
+            for table in self.task.tables
             if table.name not in options
             and any(o.row_blocks > 1 for o in self.options.of(table)[1:])
         ]
@@ -181,14 +184,14 @@ class OptionSets:
             yield self._on_devices(gaining[:count])
 
     def _on_devices(self, tables: Sequence[EmbeddingTable]) -> Iterator[Options]:
-        ranks, nodes = len(self._task.devices), self._task.nodes
+        ranks, nodes = len(self.task.devices), self.task.nodes
         everywhere = ShardingOption(row_blocks=ranks)
         yield {t.name: everywhere for t in tables if everywhere in self.options.of(t)}
         node = ranks // nodes
         if nodes == 1 or node == 1:
             return
         # Tables that take most time come first, each on the node that has least to do.
-        alone_ms, busy_ms = self._oracle.alone_ms([t.whole() for t in tables]), np.zeros(nodes)
+        alone_ms, busy_ms = self.oracle.alone_ms([t.whole() for t in tables]), np.zeros(nodes)
         found = {}
         for number in np.argsort(-alone_ms, kind="stable").tolist():
             chosen = int(busy_ms.argmin())
@@ -201,7 +204,7 @@ class OptionSets:
 
     def _cheaper_by_rows(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
         """Returns the tables whose blocks cost less than as many slices of columns."""
-        ranks, task = len(self._task.devices), self._task
+        ranks, task = len(self.task.devices), self.task
         narrowest = {
             name: rule.numbers[0]
             for rule in task.rules
@@ -224,7 +227,7 @@ class OptionSets:
     def _largest_block(self, table: EmbeddingTable, count: int) -> Piece:
         if not can_be_blocks(table.rows, count):
             return table.whole()
-        blocks = self._task.row_blocks(table, count)
+        blocks = self.task.row_blocks(table, count)
         return max(blocks, key=lambda block: block.pooling_factor).whole()
 
     def _even_ms(self, options: Options) -> float:
@@ -232,12 +235,12 @@ class OptionSets:
 
         Where devices differ, it is spread so that all take equally long.
         """
-        task = self._task
+        task = self.task
         tables = [table for table in task.tables if table.name not in options]
-        devices, whole = len(task.devices), self._oracle.amounts([t.whole() for t in tables]).sum(0)
+        devices, whole = len(task.devices), self.oracle.amounts([t.whole() for t in tables]).sum(0)
         columns = sum(table.whole().exchanged_columns for table in tables)
-        sums = whole[None] + self._oracle.of_devices(task.hardware)
-        each_ms = self._oracle.price(sums).total_ms.numpy().astype(float)
+        sums = whole[None] + self.oracle.of_devices(task.hardware)
+        each_ms = self.oracle.price(sums).total_ms.numpy().astype(float)
         shared_ms = 1 / np.broadcast_to(1 / each_ms, devices).sum()
         return float(shared_ms + self._exchange_ms * columns / devices)
 
@@ -245,4 +248,8 @@ class OptionSets:
         """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
         pieces = list(pieces)
         columns = np.array([piece.exchanged_columns for piece in pieces])
-        return np.asarray(self._oracle.alone_ms(pieces) + self._exchange_ms * columns)
+        return np.asarray(self.oracle.alone_ms(pieces) + self._exchange_ms * columns)
+
+
+def _step_ms(start: Start) -> float:
+    return start.step_ms

@@ -63,15 +63,16 @@ class PolicySharder:
         until = None if self._seconds is None else self._clock() + self._seconds
         sets = OptionSets(self._oracle, task)
         starts = sets.starts()
-        greedy = [plan for start in starts for plan in start.greedy]
-        # Memory may be so tight that there is none.
-        greedy = greedy or self._tight(sets.options)
         if self._search is None:  # by the mean scenario, which is fast
-            found = greedy + [p for start in starts[:1] for p in self._rollout_plans(start, sets)]
+            found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
+            if not found or len(starts) > 1:  # greedy plans are known
+                found += _greedy_of(starts)
             return min(
-                (sharded.plan(task) for sharded in found),
+                (each.plan(task) for each in found or self._tight(sets.options)),
                 key=lambda plan: self._oracle.step_ms(plan, task),
             )
+        # Memory may be so tight that there is no greedy plan.
+        greedy = _greedy_of(starts) or self._tight(sets.options)
         search = self._mixed_search if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
         best = run.best_of(greedy) if len(greedy) > 1 else None
@@ -88,8 +89,8 @@ class PolicySharder:
         elif of_policy:
             best = min(best, run.best_of(of_policy), key=PlanSearch.objective)
         found += [*of_policy, *run.results(best)]
-        predictor = StepPredictor(self._oracle, task)
-        return min((each.plan(task) for each in found), key=predictor.expected_of)
+        plans = dict.fromkeys(each.plan(task) for each in found)
+        return min(plans, key=StepPredictor(self._oracle, task).expected_of)
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
@@ -124,6 +125,10 @@ class PolicySharder:
             best = _distinct(rollouts)[:_WIDE_CANDIDATES]
             best += [placed for placed in own if placed not in best]
         return best
+
+
+def _greedy_of(starts: Sequence[Start]) -> list[Sharded]:
+    return [plan for start in starts for plan in start.greedy]
 
 
 def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:

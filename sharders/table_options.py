@@ -53,6 +53,11 @@ class TableOptions:
         """Returns the options of a table, columns first; one if rules leave no other."""
         return self._of_each[table.name]
 
+    @property
+    def any_choice(self) -> bool:
+        """Whether any table may take several options."""
+        return any(len(options) > 1 for options in self._of_each.values())
+
     def columns_task(self, options: Options) -> ShardingTask:
         """Returns the task of what single devices hold (`workload.options.columns_task`).
 
