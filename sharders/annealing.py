@@ -4,28 +4,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import numpy as np
-
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.step_prediction import Placed
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.column_plan import Changes, ColumnPlan
 from autoshard.sharders.cost_greedy import AloneGreedySharder
 from autoshard.sharders.option_sets import OptionSets
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
-from autoshard.sharders.proposing import Proposer
+from autoshard.sharders.simulated_annealing import Annealing
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.arrays import Floats
 from autoshard.workload.options import Sharded
 
 ANNEAL_SECONDS = 60.0
-# Initial and final temperature: mean accepted rise, relative to the plan's cost.
-_HOT, _COLD = 0.003, 1e-5
-_SOFT, _SHARP = 3.0, 96.0  # initial and final power of the norm over devices
-_MIN_BATCH, _MAX_BATCH = 16, 512  # changes that are priced at once
 _MAX_SEARCHED = 40_000  # tables times devices: local search takes minutes for larger tasks
-_MIN_MS = 1e-9
 _STARTS = 2  # sets of options whose greedy plans it may begin with
 
 
@@ -54,8 +44,7 @@ class AnnealingSharder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._oracle = oracle
-        self._seconds, self._proposals = seconds, proposals
-        self._seed, self._clock = seed, clock
+        self._annealing = Annealing(oracle, seconds, proposals, seed, clock)
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -70,8 +59,8 @@ class AnnealingSharder:
         columns = sets.options.columns_task(best.options)
         if len(task.devices) == 1 or not columns.tables:
             return best.plan(task)
-        placed = self.improve(columns, best.columns_placed(task))
-        found = sets.options.of_columns(placed, best.options)
+        placed = self._annealing.improve(columns, best.columns_placed(task))
+        found = Sharded.of_columns(task, placed, best.options)
         return min(best.plan(task), found.plan(task), key=worth)
 
     def _starts(self, task: ShardingTask, sets: OptionSets) -> list[Sharded]:
@@ -86,80 +75,3 @@ class AnnealingSharder:
                 search = PolicySharder(Policy.untrained(), self._oracle, search=True)
                 found.append(Sharded.of(search.shard(task), task))
         return found or [sets.options.any_plan()]
-
-    def improve(self, task: ShardingTask, start: Placed) -> Placed:
-        """Anneals from a plan; returns the best plan found."""
-        plan = ColumnPlan(self._oracle, task, start)
-        rng = np.random.default_rng(self._seed)
-        proposer = Proposer(plan, rng)
-        best, best_ms = plan.widths.copy(), plan.plan_ms()
-        tried, count, began = 0, _MIN_BATCH, self._clock()
-        while (done := self._done(tried, began)) < 1:
-            heat = _HOT * (_COLD / _HOT) ** done
-            power = _SOFT * (_SHARP / _SOFT) ** done
-            changes = proposer.draw(count, _pressure(plan.stages, power))
-            taken = _take(plan, changes, power, heat * rng.standard_exponential(len(changes)))
-            tried += len(changes)
-            # Only changes of a batch that share no device or table can be accepted together.
-            count = min(_MAX_BATCH, 2 * count) if taken <= 1 else max(_MIN_BATCH, count // 2)
-            now_ms = plan.plan_ms()
-            if now_ms < best_ms:
-                best, best_ms = plan.widths.copy(), now_ms
-        return plan.placed(best)
-
-    def _done(self, tried: int, began: float) -> float:
-        """Returns the share of the search that is done."""
-        spent = (self._clock() - began) / self._seconds
-        if self._proposals is None:
-            return spent
-        return 1.0 if spent >= 1 else tried / self._proposals
-
-
-def _pressure(stages: Floats, power: float) -> Floats:
-    """Returns the contribution of each device to the softened cost of the plan, [devices]."""
-    largest = np.maximum(stages.max(0), _MIN_MS)
-    powers = (stages / largest) ** power
-    return np.asarray((largest * powers / powers.sum(0)).sum(1))
-
-
-def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> int:
-    """Applies admitted changes that share no device or table; returns their number.
-
-    Args:
-        plan: Plan to change.
-        changes: Proposed changes.
-        power: Power of the norm over devices.
-        worse: Maximum relative rise of the softened cost for each change.
-    """
-    after = plan.price(changes)
-    admitted = plan.admitted(changes, after)
-    largest = np.maximum(plan.stages.max(0), _MIN_MS)
-    before = (plan.stages / largest) ** power
-    of_two = before[changes.first] + before[changes.second]
-    with np.errstate(over="ignore"):  # such changes are never accepted
-        become = ((after.stages / largest) ** power).sum(1)
-    change = become - of_two  # how the sums of powers change, [changes, stages]
-    sums = before.sum(0)
-
-    def norm_ms(powers: Floats) -> Floats:
-        """Returns the step time [...] with norms over devices, from sums [..., stages]."""
-        return np.asarray((largest * np.maximum(powers, _MIN_MS) ** (1 / power)).sum(-1))
-
-    now_ms = float(norm_ms(sums))
-    likely = admitted & (norm_ms(sums + change) <= now_ms * (1 + worse))
-    touched: set[int] = set()
-    moved: set[int] = set()
-    taken = 0
-    for number in np.flatnonzero(likely).tolist():
-        pair = {int(changes.first[number]), int(changes.second[number])}
-        tables = {int(changes.table[number]), int(changes.other[number])} - {-1}
-        if pair & touched or tables & moved:
-            continue
-        then_ms = float(norm_ms(sums + change[number]))
-        if then_ms > now_ms * (1 + worse[number]):
-            continue
-        plan.apply(changes, after, number)
-        sums, now_ms, taken = sums + change[number], then_ms, taken + 1
-        touched |= pair
-        moved |= tables
-    return taken

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -11,15 +12,18 @@ from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
+from autoshard.sharders.simulated_annealing import Annealing
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.options import Sharded, ShardingOption, tables_of_blocks
+from autoshard.workload.options import Sharded, ShardingOption, columns_task, tables_of_blocks
 from autoshard.workload.step_price import norm_power
 
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
 # devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
+_KICKS = 16  # restarts in a round of those that time is left for
+_PROPOSALS = 20_000  # of annealing in the first round
 _SHARP = (24.0, 96.0)  # powers after that
 _SCENARIOS = 16  # number of scenarios in the last descent
 _SETS = 3  # sets of options from which there are steps downwards
@@ -59,20 +63,17 @@ class LocalSearch:
         self.clock = clock
 
     @one_thread()
-    def improve(
-        self, task: ShardingTask, starts: Sequence[Sharded], seconds: float | None = None
-    ) -> list[Sharded]:
+    def improve(self, task: ShardingTask, starts: Sequence[Sharded]) -> list[Sharded]:
         """Improves the best of several plans, each table with its option.
 
         Args:
             task: Task to plan.
             starts: Valid plans.
-            seconds: Time limit, up to which there are kicks; by default `kicks` many.
 
         Returns:
             The best plan in the mean scenario, and the best plan over scenarios.
         """
-        run = TaskSearch(self, task, None if seconds is None else self.clock() + seconds)
+        run = TaskSearch(self, task)
         return run.results(run.best_of(starts))
 
 
@@ -122,16 +123,44 @@ class TaskSearch:
         rng = np.random.default_rng(self._search.seed)
         for number in range(self._search.kicks):
             best = self._kicked(best, number, rng)
-        found = [*self._sharpened(best), self._over_scenarios(best)]
-        if self._until == math.inf:
-            return found
-        number, before_ms = self._search.kicks, best.objective()
-        while not self._time_is_up():
-            best = self._kicked(best, number, rng)
-            number += 1
-        if best.objective() < before_ms:
-            found += [*self._sharpened(best), self._over_scenarios(best)]
-        return found
+        return self._candidates(best)
+
+    def further(self, best: PlanSearch) -> Iterator[Sharded]:
+        """Yields more plans until the time is up; none without a time limit.
+
+        Rounds of kicks alternate with annealing, each of which takes twice as long as the last.
+        """
+        rng, tried = np.random.default_rng(self._search.seed + 1), count()
+        for number in count() if self._until < math.inf else ():
+            for _ in range(_KICKS):
+                better = self._kicked(best, next(tried), rng)
+                if better is not best:
+                    best = better
+                    yield from self._candidates(best)
+            if self._time_is_up():
+                return
+            other = self._from(self._annealed(best.sharded(), number))
+            yield other.sharded()
+            other = self._descended(other)
+            if other.objective() < best.objective():
+                best = other
+                yield from self._candidates(best)
+
+    def _annealed(self, start: Sharded, number: int) -> Sharded:
+        """Returns what annealing of columns leads to in a round."""
+        search, columns = self._search, columns_task(self._task, start.options)
+        if not columns.tables:
+            return start
+        seconds = self._until - search.clock()
+        annealing = Annealing(
+            search.oracle, seconds, _PROPOSALS * 2**number, search.seed + number, search.clock
+        )
+        placed = annealing.improve(columns, start.columns_placed(self._task))
+        return Sharded.of_columns(self._task, placed, start.options)
+
+    def _candidates(self, best: PlanSearch) -> list[Sharded]:
+        """Returns plans that are the best in the mean scenario, and the best over scenarios."""
+        return [*self._sharpened(best), self._over_scenarios(best)]
 
     def _time_is_up(self) -> bool:
         return self._search.clock() > self._until

@@ -60,7 +60,7 @@ class Start:
         with suppress(PlanError):
             return [of.sharded(FusedGreedySharder(oracle), self.options)]
         found = split_greedy(oracle, self.task) if self._splits else []
-        return [of.of_columns(placed, self.options) for placed in found]
+        return [Sharded.of_columns(self._sets.task, placed, self.options) for placed in found]
 
     @cached_property
     def step_ms(self) -> float:

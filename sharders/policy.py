@@ -90,7 +90,15 @@ class PolicySharder:
             best = min(best, run.best_of(of_policy), key=PlanSearch.objective)
         found += [*of_policy, *run.results(best)]
         plans = dict.fromkeys(each.plan(task) for each in found)
-        return min(plans, key=StepPredictor(self._oracle, task).expected_of)
+        expected_of = StepPredictor(self._oracle, task).expected_of
+        plan = min(plans, key=expected_of)
+        for more in run.further(best):  # more time never gives a worse plan
+            other = more.plan(task)
+            if expected_of(other) < expected_of(plan) and self._oracle.step_ms(
+                other, task
+            ) <= self._oracle.step_ms(plan, task):
+                plan = other
+        return plan
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
@@ -99,7 +107,7 @@ class PolicySharder:
             try:
                 rest = options.columns_task(some)
                 found = self._rollouts_of(rest) or [pack(rest, split)]
-                return [options.of_columns(placed, some) for placed in found]
+                return [Sharded.of_columns(options.task, placed, some) for placed in found]
             except PlanError as error:
                 lack = lack or error
         assert lack is not None
@@ -108,7 +116,7 @@ class PolicySharder:
     def _rollout_plans(self, start: Start, sets: OptionSets) -> list[Sharded]:
         """Returns the policy's plans, the best first; more of them before a search."""
         found = self._rollouts_of(start.task)
-        return [sets.options.of_columns(placed, start.options) for placed in found]
+        return [Sharded.of_columns(sets.task, placed, start.options) for placed in found]
 
     def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
         if not task.tables:

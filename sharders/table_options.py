@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.errors import FieldError
 from autoshard.workload.options import (
     COLUMN_WISE,
@@ -40,7 +40,7 @@ class TableOptions:
     """
 
     def __init__(self, task: ShardingTask, copies: bool = True, rows: bool = True) -> None:
-        self._task, self._ranks = task, len(task.devices)
+        self.task, self._ranks = task, len(task.devices)
         self._may_copy, self._may_have_rows = copies, rows
         everywhere = ShardingOption(row_blocks=self._ranks)
         kinds: Mapping[Kind, ShardingOption] = {"copied": DATA_PARALLEL, "row_wise": everywhere}
@@ -65,11 +65,11 @@ class TableOptions:
             PlanError: There is no memory for the copies.
         """
         try:
-            return columns_task(self._task, options)
+            return columns_task(self.task, options)
         except FieldError:
             copied = [name for name, option in options.items() if option.copied]
-            size = self._task.copies_memory(copied).total
-            free = self._task.usable_bytes
+            size = self.task.copies_memory(copied).total
+            free = self.task.usable_bytes
             raise PlanError(
                 f"copies of {len(copied)} tables take {format_bytes(size)} on each device, and "
                 f"device {free.argmin()} has {format_bytes(int(free.min()))}: allow copies of fewer"
@@ -77,7 +77,7 @@ class TableOptions:
 
     def within_memory(self) -> Iterator[Options]:
         """Yields sets in which few of the largest tables are by rows, for tasks of short memory."""
-        rows, task = ShardingOption(row_blocks=self._ranks), self._task
+        rows, task = ShardingOption(row_blocks=self._ranks), self.task
         names = [
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
@@ -94,7 +94,7 @@ class TableOptions:
         """
         task = self.columns_task(options)
         placed = sharder.shard(task).placed(task) if task.tables else []
-        return self.of_columns(placed, options)
+        return Sharded.of_columns(self.task, placed, options)
 
     def any_plan(self, rows: bool = True) -> Sharded:
         """Returns any plan that fits into memory.
@@ -109,23 +109,20 @@ class TableOptions:
         for some in (self.required, *(self.within_memory() if rows else ())):
             try:
                 task = self.columns_task(some)
-                return self.of_columns(pack(task, split=True) if task.tables else [], some)
+                return Sharded.of_columns(
+                    self.task, pack(task, split=True) if task.tables else [], some
+                )
             except PlanError as error:
                 lack = lack or error
         assert lack is not None
         raise lack
 
-    def of_columns(self, placed: Sequence[tuple[Piece, int]], options: Options) -> Sharded:
-        """Returns the plan with these options, given what single devices hold by them."""
-        names = {table.name for table in self._task.tables}
-        return Sharded([pair for pair in placed if pair[0].table.name in names], options)
-
     @cached_property
     def _of_each(self) -> Mapping[str, tuple[ShardingOption, ...]]:
-        rules = self._task.rules
+        rules = self.task.rules
         kept = {name for rule in rules if not rule.allows_copies for name in rule.tables}
         found = dict[str, tuple[ShardingOption, ...]]()
-        for table in self._task.tables:
+        for table in self.task.tables:
             if table.name in self.required:
                 found[table.name] = (self.required[table.name],)
                 continue
@@ -140,14 +137,14 @@ class TableOptions:
     @cached_property
     def _in_columns(self) -> frozenset[str]:
         """Tables that no rule allows by rows."""
-        rules = self._task.rules
+        rules = self.task.rules
         return frozenset(name for rule in rules if not rule.allows_rows for name in rule.tables)
 
     def _rows_of(self, table: EmbeddingTable) -> Sequence[ShardingOption]:
         """Returns blocks of rows on all devices, and on those of each node."""
         if table.name in self._in_columns:
             return ()
-        ranks, nodes = self._ranks, self._task.nodes
+        ranks, nodes = self._ranks, self.task.nodes
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
             found.append(ShardingOption(row_blocks=ranks))
@@ -158,9 +155,9 @@ class TableOptions:
     def _required(self, kind: Kind) -> Sequence[str]:
         """Returns the tables that rules of a kind name; PlanError if others forbid that."""
         required = {
-            name: rule for rule in self._task.rules if rule.kind == kind for name in rule.tables
+            name: rule for rule in self.task.rules if rule.kind == kind for name in rule.tables
         }
-        for other in self._task.rules:
+        for other in self.task.rules:
             allows = other.allows_copies if kind == "copied" else other.allows_rows
             for name in () if allows else other.tables:
                 if name in required:
@@ -169,7 +166,7 @@ class TableOptions:
                         f"kept together for table {name}: drop one"
                     )
         if kind == "row_wise":
-            for table in self._task.tables:
+            for table in self.task.tables:
                 if table.name in required and not (
                     self._ranks > 1 and can_be_blocks(table.rows, self._ranks)
                 ):

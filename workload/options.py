@@ -60,6 +60,14 @@ class Sharded(NamedTuple):
         ]
         return Sharded(placed, options)
 
+    @staticmethod
+    def of_columns(
+        task: ShardingTask, placed: Sequence[tuple[Piece, int]], options: Options
+    ) -> "Sharded":
+        """Returns the plan with these options, given what single devices hold by them."""
+        names = {table.name for table in task.tables}
+        return Sharded([pair for pair in placed if pair[0].table.name in names], options)
+
     def plan(self, task: ShardingTask) -> ShardingPlan:
         """Returns the plan; columns of a table that meet on a device are one piece."""
         return plan_of(task, self.options, list(self.placed))
