@@ -19,6 +19,7 @@ from autoshard.workload.packing import pack
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
+_SAME = 0.002  # relative difference of expectations by which plans are as good
 # After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
 # The policy was trained on equal devices: where they differ, restarts gain 1 to 4 %.
 _MIXED_KICKS = 24
@@ -82,23 +83,18 @@ class PolicySharder:
             plan
             for start in starts
             if start.options == options
-            for plan in self._rollout_plans(start, sets)[:_STARTS]
+            for plan in self._rollout_plans(start, sets)
         ]
         if best is None:
-            best = run.best_of(found + of_policy)
+            best = run.best_of(found + of_policy[:_STARTS])
         elif of_policy:
-            best = min(best, run.best_of(of_policy), key=PlanSearch.objective)
-        found += [*of_policy, *run.results(best)]
-        plans = dict.fromkeys(each.plan(task) for each in found)
-        expected_of = StepPredictor(self._oracle, task).expected_of
-        plan = min(plans, key=expected_of)
-        for more in run.further(best):  # more time never gives a worse plan
-            other = more.plan(task)
-            if expected_of(other) < expected_of(plan) and self._oracle.step_ms(
-                other, task
-            ) <= self._oracle.step_ms(plan, task):
-                plan = other
-        return plan
+            found.append(best.sharded())
+            best = min(best, run.best_of(of_policy[:_STARTS]), key=PlanSearch.objective)
+        found += [*of_policy, best.sharded(), *run.results(best)]
+        choice = _Choice(self._oracle, task, [each.plan(task) for each in found])
+        for more in run.further(best):
+            choice.offer(more.plan(task))
+        return choice.plan
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
@@ -133,6 +129,39 @@ class PolicySharder:
             best = _distinct(rollouts)[:_WIDE_CANDIDATES]
             best += [placed for placed in own if placed not in best]
         return best
+
+
+class _Choice:
+    """The best plan so far.
+
+    Expectations are means over a sample of scenarios: where they differ by less than those of
+    another sample would, the price in the mean scenario decides.
+
+    Args:
+        oracle: Predicts costs.
+        task: Task of the plans.
+        plans: Plans to begin with.
+    """
+
+    def __init__(
+        self, oracle: EstimatedCosts, task: ShardingTask, plans: Sequence[ShardingPlan]
+    ) -> None:
+        self._oracle, self._task = oracle, task
+        self._expected_of = StepPredictor(oracle, task).expected_of
+        expected = {plan: self._expected_of(plan) for plan in dict.fromkeys(plans)}
+        limit_ms = (1 + _SAME) * min(expected.values())
+        alike = [plan for plan, expected_ms in expected.items() if expected_ms <= limit_ms]
+        self.plan = min(alike, key=self._step_ms)
+        self._best = expected[self.plan], self._step_ms(self.plan)
+
+    def offer(self, plan: ShardingPlan) -> None:
+        """Takes a plan that is better by both, so that more time never gives a worse one."""
+        both = self._expected_of(plan), self._step_ms(plan)
+        if both[0] <= self._best[0] and both[1] < self._best[1]:
+            self.plan, self._best = plan, both
+
+    def _step_ms(self, plan: ShardingPlan) -> float:
+        return self._oracle.step_ms(plan, self._task)
 
 
 def _greedy_of(starts: Sequence[Start]) -> list[Sharded]:

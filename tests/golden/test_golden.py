@@ -35,14 +35,15 @@ def test_recorded_plans_are_valid_and_take_as_long(name: str) -> None:
 def test_plans_are_as_recorded_or_better(name: str, sharder: str) -> None:
     """Where another host breaks a tie differently, a plan that takes as long will do.
 
-    A search from another plan of the policy may end in another optimum.
+    A search from another plan may end in another optimum.
     """
     task, found = net.task_of(name), PLANS[name][sharder]
     plan = net.plan_of(sharder, task)
     if found is None or (plan and net.text_of(net.widths_of(plan, task)) == found[0]):
         return
     assert plan is not None, "there was a plan"
-    slack = OPTIMUM if "policy" in spec_of(sharder).needs else CLOSE
+    searches = "policy" in spec_of(sharder).needs or sharder == "annealing"
+    slack = OPTIMUM if searches else CLOSE
     assert net.step_ms(plan, task) <= found[1] * (1 + slack)
 
 
