@@ -11,6 +11,7 @@ from autoshard.sharders import spec_of
 
 RECORD: dict[str, Any] = json.loads((net.FOLDER / "record.json").read_text())
 PLANS: dict[str, Any] = RECORD["plans"]
+LUCK = 1e-2  # relative: so few proposals from another plan may end in another optimum
 CLOSE = 1e-6  # relative, of step times
 NEAR = 1e-5  # relative, of observations and rewards
 TIE = 0.01  # logits less apart: another host may prefer the other
@@ -42,8 +43,9 @@ def test_plans_are_as_recorded_or_better(name: str, sharder: str) -> None:
     if found is None or (plan and net.text_of(net.widths_of(plan, task)) == found[0]):
         return
     assert plan is not None, "there was a plan"
-    searches = "policy" in spec_of(sharder).needs or sharder == "annealing"
-    slack = OPTIMUM if searches else CLOSE
+    slack = OPTIMUM if "policy" in spec_of(sharder).needs else CLOSE
+    if sharder == "annealing":
+        slack = LUCK
     assert net.step_ms(plan, task) <= found[1] * (1 + slack)
 
 
