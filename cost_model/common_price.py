@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.cost_model.way_overheads import row_loads
-from autoshard.workload import ShardingTask
+from autoshard.workload import EmbeddingTable, ShardingTask
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.options import COLUMN_WISE, Options, ShardingOption
 from autoshard.workload.step_price import FurtherExchanges
@@ -32,15 +32,13 @@ class CommonPrice:
     def __init__(self, overhead: StepOverhead | None, task: ShardingTask) -> None:
         self._task = task
         self._ranks, self._per_node = len(task.devices), len(task.devices) // task.nodes
-        self._numbers = {table.name: number for number, table in enumerate(task.tables)}
+        self._tables = {table.name: table for table in task.tables}
         self._exchanges = FurtherExchanges.of(task)
         self._overhead = overhead
-        self._sharded_ms = np.zeros(len(task.tables))
-        self._copies_ms = np.full(len(task.tables), np.inf)
-        if self._overhead is not None:
-            self._sharded_ms = self._overhead.common_ms_of(task.tables, task)
-            if self._overhead.copies is not None:
-                self._copies_ms = self._overhead.copies.each_ms(task, task.tables)
+        names = [table.name for table in task.tables]
+        # Of tables as they are, all at once; of what options make of them, when asked for.
+        self._sharded_ms = dict(zip(names, self._of_sharded(task.tables).tolist(), strict=True))
+        self._copies_ms = dict(zip(names, self._of_copies(task.tables).tolist(), strict=True))
 
     @property
     def knows_copies(self) -> bool:
@@ -58,18 +56,20 @@ class CommonPrice:
 
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
-        number, found = self._numbers[table], np.zeros(_NODES + self._task.nodes)
+        found, whole = np.zeros(_NODES + self._task.nodes), self._tables[table]
         if option.copied:
-            found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[number]
+            found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[table]
             return found
-        found[_OWN_MS] = self._sharded_ms[number]
+        found[_OWN_MS] = self._sharded_ms[table]
+        if option.hot_rows:
+            found[_COPIES], found[_OWN_MS] = 1.0, self._hot_ms(whole, option)
         if option.by_columns:
             found[_COLUMNS] = 1.0
             return found
         on_all = option.row_blocks == self._ranks
         found[_ROWS if on_all else _NODE_ROWS] = 1.0
         if not on_all:
-            columns = self._task.tables[number].whole().output_width
+            columns = whole.whole().output_width
             found[_NODES + option.first // self._per_node] = columns
         if self._overhead is not None:
             loads = row_loads(self._task, {table: option.row_blocks}, ())
@@ -79,7 +79,7 @@ class CommonPrice:
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
         found = np.zeros(_NODES + self._task.nodes)
-        for table in self._numbers:
+        for table in self._tables:
             found += self.loads(table, options.get(table, COLUMN_WISE))
         return found
 
@@ -114,5 +114,28 @@ class CommonPrice:
 
         It is below 0 where copies take longer than a rank's own part of lookups elsewhere.
         """
-        numbers = [self._numbers[name] for name in tables]
-        return np.asarray((self._sharded_ms - self._copies_ms)[numbers])
+        return np.array([self._sharded_ms[name] - self._copies_ms[name] for name in tables])
+
+    def _of_sharded(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Returns what each table that is not copied adds on all devices, [tables]."""
+        if self._overhead is None:
+            return np.zeros(len(tables))
+        return self._overhead.common_ms_of(tables, self._task)
+
+    def _of_copies(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Returns what a copy of each table takes, [tables]; infinite where that is unknown."""
+        if self._overhead is None or self._overhead.copies is None:
+            return np.full(len(tables), np.inf)
+        return self._overhead.copies.each_ms(self._task, tables)
+
+    def _hot_ms(self, table: EmbeddingTable, option: ShardingOption) -> float:
+        """Returns what a table with hot rows adds on all devices, but for its way of sharding."""
+        task, batch = self._task, self._task.batch_size
+        copies, held = option.copies(table, batch), option.held(table, batch)
+        found_ms = float(self._of_copies(copies).sum() + self._of_sharded([held]).sum())
+        if self._overhead is None:
+            return found_ms
+        # Outputs of hot rows are put in order, too: there are outputs of two kinds.
+        own = 0.0 if task.beside else batch / self._ranks
+        regrouped_ms = self._overhead.shared_rates[3] * own * table.dim * table.features
+        return found_ms + float(regrouped_ms) + self._overhead.hot_rows.ms(task, [table.name])

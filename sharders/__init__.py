@@ -4,8 +4,8 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
-`RequiredOptions` copies tables and shards them by rows where rules say so; `HotColdSharder` and
-`CachingSharder` add copies of hot rows and tables in host memory to what another sharder plans.
+`RequiredOptions` makes plans of sharders that know columns alone take the options that rules ask
+for, and keeps tables in host memory where they do not fit into that of devices.
 `DriftMonitor` watches in a training loop whether a plan still fits the data.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
@@ -16,7 +16,6 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
-    from autoshard.sharders.caching import CachingSharder
     from autoshard.sharders.context import (
         MEASURE_SECONDS,
         SharderContext,
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.drift import DriftMonitor, DriftReport
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
-    from autoshard.sharders.hot_cold import HotColdSharder
     from autoshard.sharders.incremental import IncrementalSharder
     from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
     from autoshard.sharders.measuring import Measurer, MeasuringSharder
     from autoshard.sharders.neuroshard import NeuroShardSharder
+    from autoshard.sharders.option_sets import OptionResources
     from autoshard.sharders.policy import PolicySharder
     from autoshard.sharders.policy_files import (
         Policy,
@@ -65,18 +64,17 @@ __all__ = [
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
     "AnnealingSharder",
-    "CachingSharder",
     "DriftMonitor",
     "DriftReport",
     "FusedGreedySharder",
     "GreedySharder",
-    "HotColdSharder",
     "IncrementalSharder",
     "LocalSearch",
     "LocalSearchSharder",
     "Measurer",
     "MeasuringSharder",
     "NeuroShardSharder",
+    "OptionResources",
     "Policy",
     "PolicyError",
     "PolicySharder",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder
-from autoshard.sharders.option_sets import OptionSets
+from autoshard.sharders.option_sets import NO_RESOURCES, OptionResources, OptionSets
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.simulated_annealing import Annealing
@@ -33,6 +33,7 @@ class AnnealingSharder:
             instead of the time, which makes plans reproducible unless `seconds` ends the search.
         seed: Seed of the changes.
         clock: Returns the time in seconds.
+        beside: What options may use beside devices.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class AnnealingSharder:
         proposals: int | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        beside: OptionResources = NO_RESOURCES,
     ) -> None:
-        self._oracle = oracle
+        self._oracle, self._beside = oracle, beside
         self._annealing = Annealing(oracle, seconds, proposals, seed, clock)
 
     @one_thread()
@@ -54,14 +56,14 @@ class AnnealingSharder:
         def worth(plan: ShardingPlan) -> float:
             return self._oracle.step_ms(plan, task)
 
-        sets = OptionSets(self._oracle, task)
+        sets = OptionSets(self._oracle, task, self._beside)
         best = min(self._starts(task, sets), key=lambda start: worth(start.plan(task)))
         columns = sets.options.columns_task(best.options)
         if len(task.devices) == 1 or not columns.tables:
-            return best.plan(task)
+            return sets.options.allowed([best])[0]
         placed = self._annealing.improve(columns, best.columns_placed(task))
         found = Sharded.of_columns(task, placed, best.options)
-        return min(best.plan(task), found.plan(task), key=worth)
+        return min(sets.options.allowed([best, found]), key=worth)
 
     def _starts(self, task: ShardingTask, sets: OptionSets) -> list[Sharded]:
         starts, found = sets.starts(), list[Sharded]()
@@ -72,6 +74,8 @@ class AnnealingSharder:
             found += start.greedy
         if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
             with suppress(PlanError):
-                search = PolicySharder(Policy.untrained(), self._oracle, search=True)
+                search = PolicySharder(
+                    Policy.untrained(), self._oracle, search=True, beside=self._beside
+                )
                 found.append(Sharded.of(search.shard(task), task))
         return found or [sets.options.any_plan()]

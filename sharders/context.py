@@ -17,6 +17,7 @@ from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
+    from autoshard.sharders.option_sets import OptionResources
 
 MEASURE_SECONDS = 20.0  # enough for 60 tables on two cores
 
@@ -46,6 +47,13 @@ class SharderContext:
     seconds: float | None = None
     num_hot_ids: Mapping[str, int] = field(default_factory=dict)
     host_bytes: int = 0
+
+    @property
+    def option_resources(self) -> "OptionResources":
+        """What sharding options may use beside devices."""
+        from autoshard.sharders.option_sets import OptionResources  # heuristics do without
+
+        return OptionResources(self.num_hot_ids, self.host_bytes)
 
     @property
     def costs(self) -> EstimatedCosts:

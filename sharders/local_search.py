@@ -16,7 +16,7 @@ from autoshard.sharders.simulated_annealing import Annealing
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.options import Sharded, ShardingOption, columns_task, tables_of_blocks
+from autoshard.workload.options import Sharded, ShardingOption, columns_task, tables_of_parts
 from autoshard.workload.step_price import norm_power
 
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
@@ -74,7 +74,7 @@ class LocalSearch:
             The best plan in the mean scenario, and the best plan over scenarios.
         """
         run = TaskSearch(self, task)
-        return run.results(run.best_of(starts))
+        return run.results(run.descents(starts)[0])
 
 
 class TaskSearch:
@@ -99,9 +99,9 @@ class TaskSearch:
         self._until = math.inf if until is None else until
         self._masks, self._mean = RuleMasks(task), search.oracle.expectation()
 
-    def best_of(self, starts: Sequence[Sharded]) -> PlanSearch:
-        """Returns the best plan that steps downwards lead to, from the best start by each of the
-        most promising sets of options.
+    def descents(self, starts: Sequence[Sharded]) -> list[PlanSearch]:
+        """Returns plans that steps downwards lead to from the best start by each of the most
+        promising sets of options, the best first; none without starts.
         """
         of_sets: dict[frozenset[tuple[str, ShardingOption]], PlanSearch] = {}
         for start in starts:
@@ -110,9 +110,9 @@ class TaskSearch:
             if known is None or begun.objective() < known.objective():
                 of_sets[options] = begun
         promising = sorted(of_sets.values(), key=PlanSearch.objective)[:_SETS]
-        limit_ms = _WORTH * promising[0].step_ms
+        limit_ms = _WORTH * min((each.step_ms for each in promising[:1]), default=0.0)
         promising = [each for each in promising if each.step_ms <= limit_ms]
-        return min(map(self._descended, promising), key=PlanSearch.objective)
+        return sorted(map(self._descended, promising), key=PlanSearch.objective)
 
     def results(self, best: PlanSearch) -> list[Sharded]:
         """Returns plans that a search from this one leads to: those that are best in the mean
@@ -194,7 +194,7 @@ class TaskSearch:
         """Returns what steps downwards lead to by the mean over scenarios."""
         oracle, task, start = self._search.oracle, self._task, best.sharded()
         scenarios = oracle.scenarios(task.tables, _SCENARIOS, self._search.seed)
-        scenarios = scenarios.with_parts(tables_of_blocks(task, start.options))
+        scenarios = scenarios.with_parts(tables_of_parts(task, start.options))
         power, near = norm_power(oracle.residuals.prior.rest), self._search.near
         last = PlanSearch(scenarios, task, power, start, near, self._masks)
         last.descend(self._search.split, self._time_is_up)

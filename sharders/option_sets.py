@@ -10,8 +10,9 @@ Greedy plans tell which set is the best to begin with. The search changes what t
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +24,13 @@ from autoshard.sharders.split_greedy import split_greedy
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.options import DATA_PARALLEL, Options, Sharded, ShardingOption
+from autoshard.workload.options import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    Options,
+    Sharded,
+    ShardingOption,
+)
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
@@ -32,6 +39,23 @@ _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do 
 _HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
 _WORSE = 2  # so many sets that are no better than the best end that
+
+
+@dataclass(frozen=True)
+class OptionResources:
+    """What options may use beside devices.
+
+    Args:
+        num_hot_ids: Tables whose most used rows are known, and how many of these.
+        host_bytes: Memory of the host for each device, for tables for which device memory is too
+            small; 0 if none may be there.
+    """
+
+    num_hot_ids: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
+
+
+NO_RESOURCES = OptionResources()
 
 
 class Start:
@@ -75,16 +99,25 @@ class OptionSets:
     Args:
         oracle: Cost oracle of the task.
         task: The task.
+        beside: What options may use beside devices.
 
     Attributes:
         options: What tables may take.
     """
 
-    def __init__(self, oracle: EstimatedCosts, task: ShardingTask) -> None:
+    def __init__(
+        self, oracle: EstimatedCosts, task: ShardingTask, beside: OptionResources = NO_RESOURCES
+    ) -> None:
         self.oracle, self.task = oracle, task
         objective = task.objective
         counts = objective.in_training or objective.counts_exchanges
-        self.options = TableOptions(task, copies=oracle.copies is not None, rows=counts)
+        self.options = TableOptions(
+            task,
+            copies=oracle.copies is not None,
+            rows=counts,
+            hot_rows=_hot_row_counts(oracle, task, beside.num_hot_ids),
+            host_bytes=beside.host_bytes,
+        )
         self._common = CommonPrice(oracle.model.counted_overhead, task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
 
@@ -93,23 +126,67 @@ class OptionSets:
 
         Where no greedy plan fits, there may be others.
         """
-        required: Options = self.options.required
         found = list[Start]()
+        if self.options.fit_into_devices or not self.options.cached:
+            found = self._of_columns_and_copies()
+        if self.options.cached and not self._any_fits(found):
+            self._append_until_worse(found, ([some] for some in self.options.cached))
+            # Smaller caches leave memory for rows: the best is wanted of each size.
+            found = [min(self._with_rows([start]), key=_step_ms) for start in found]
+            return sorted(found, key=_step_ms)
+        base = min(found, key=_step_ms).options if found else self.options.required
+        found, hot = self._with_rows(found), list[Start]()
+        if (hot_rows := self._hot_rows(base)) is not None:
+            self._append(hot, hot_rows)
+            found += self._with_rows(hot) if hot else []
+        return sorted(found, key=_step_ms) if len(found) > 1 else found
+
+    def _with_rows(self, found: Sequence[Start]) -> list[Start]:
+        """Returns these starts, and those that have rows beside the options of the best one."""
+        found = list(found)
+        base = min(found, key=_step_ms).options if found else self.options.required
+        rows = ([{**base, **some} for some in sets] for sets in self._rows(base))
+        self._append_until_worse(found, rows)
+        return found
+
+    def _any_fits(self, found: Sequence[Start]) -> bool:
+        """Whether there is a plan by any of these sets, greedy or not."""
+        if not any(start.greedy for start in found):
+            try:
+                self.options.any_plan(caches=False)
+            except PlanError:
+                return False
+        return True
+
+    def _of_columns_and_copies(self) -> list[Start]:
+        """Returns the set of required options, and the first one with copies that fits."""
+        required, found = self.options.required, list[Start]()
         with suppress(PlanError):
             found.append(Start(self, required, splits=True))
-        copied = required
         for copies in self._copies():
             if self._append(found, {**required, **copies}) < math.inf:
-                copied = min(found, key=_step_ms).options
                 break
+        return found
+
+    def _append_until_worse(self, found: list[Start], sets: Iterable[Iterable[Options]]) -> None:
+        """Appends sets of options until some in a row are no better than the best."""
         worse = 0
-        for sets in self._rows(copied):
+        for alike in sets:
             best_ms = min(map(_step_ms, found), default=math.inf)
-            least_ms = min(self._append(found, {**copied, **rows}) for rows in sets)
+            least_ms = min(self._append(found, options) for options in alike)
             worse = 0 if least_ms < best_ms else worse + 1
-            if worse == _WORSE:
-                break
-        return sorted(found, key=_step_ms) if len(found) > 1 else found
+            if worse == _WORSE and found:
+                return
+
+    def _hot_rows(self, options: Options) -> Options | None:
+        """Returns the options with hot rows of all tables of which they may pay; None if none."""
+        hot = dict[str, ShardingOption]()
+        for table in self.task.tables:
+            count = self.options.hot_rows.get(table.name, 0)
+            option = replace(options.get(table.name, COLUMN_WISE), hot_rows=count)
+            if count and option in self.options.of(table):
+                hot[table.name] = option
+        return {**options, **hot} if hot else None
 
     def _append(self, found: list[Start], options: Options) -> float:
         """Appends a set of options if its greedy plan fits; returns what that takes."""
@@ -167,9 +244,8 @@ class OptionSets:
         """
         free = [
             table
-            for table in self.task.tables
-            if table.name not in options
-            and any(o.row_blocks > 1 for o in self.options.of(table)[1:])
+            for table in self._in_columns(options)
+            if any(o.row_blocks > 1 for o in self.options.of(table))
         ]
         if not free:
             return
@@ -181,12 +257,19 @@ class OptionSets:
             return
         gaining = self._cheaper_by_rows(heavy)
         for count in sorted({min(count, len(gaining)) for count in _ROWS} - {0}):
-            yield self._on_devices(gaining[:count])
+            yield self._on_devices(gaining[:count], options)
 
-    def _on_devices(self, tables: Sequence[EmbeddingTable]) -> Iterator[Options]:
+    def _in_columns(self, options: Options) -> list[EmbeddingTable]:
+        """Returns what devices hold of the tables that are in columns by these options."""
+        found = [(table, options.get(table.name, COLUMN_WISE)) for table in self.task.tables]
+        batch = self.task.batch_size
+        return [option.held(table, batch) for table, option in found if option.by_columns]
+
+    def _on_devices(self, tables: Sequence[EmbeddingTable], options: Options) -> Iterator[Options]:
         ranks, nodes = len(self.task.devices), self.task.nodes
-        everywhere = ShardingOption(row_blocks=ranks)
-        yield {t.name: everywhere for t in tables if everywhere in self.options.of(t)}
+        columns = {table.name: options.get(table.name, COLUMN_WISE) for table in tables}
+        everywhere = {n: replace(option, row_blocks=ranks) for n, option in columns.items()}
+        yield {t.name: o for t in tables if (o := everywhere[t.name]) in self.options.of(t)}
         node = ranks // nodes
         if nodes == 1 or node == 1:
             return
@@ -195,10 +278,11 @@ class OptionSets:
         found = {}
         for number in np.argsort(-alone_ms, kind="stable").tolist():
             chosen = int(busy_ms.argmin())
-            option = ShardingOption(row_blocks=node, first=chosen * node)
-            if option in self.options.of(tables[number]):
+            table = tables[number]
+            option = replace(columns[table.name], row_blocks=node, first=chosen * node)
+            if option in self.options.of(table):
                 busy_ms[chosen] += alone_ms[number]
-                found[tables[number].name] = option
+                found[table.name] = option
         if found:
             yield found
 
@@ -235,8 +319,7 @@ class OptionSets:
 
         Where devices differ, it is spread so that all take equally long.
         """
-        task = self.task
-        tables = [table for table in task.tables if table.name not in options]
+        task, tables = self.task, self._in_columns(options)
         devices, whole = len(task.devices), self.oracle.amounts([t.whole() for t in tables]).sum(0)
         columns = sum(table.whole().exchanged_columns for table in tables)
         sums = whole[None] + self.oracle.of_devices(task.hardware)
@@ -253,3 +336,13 @@ class OptionSets:
 
 def _step_ms(start: Start) -> float:
     return start.step_ms
+
+
+def _hot_row_counts(
+    oracle: EstimatedCosts, task: ShardingTask, num_known: Mapping[str, int]
+) -> Mapping[str, int]:
+    if not num_known:
+        return {}
+    from autoshard.sharders.hot_row_counts import hot_row_counts  # few tasks need it
+
+    return hot_row_counts(oracle, task, num_known)

@@ -10,7 +10,7 @@ from autoshard.sharders.move_budget import GONE
 from autoshard.sharders.search_state import Change, SearchState
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload.arrays import Bools, Floats, Ints
-from autoshard.workload.options import ShardingOption
+from autoshard.workload.options import COLUMN_WISE, ShardingOption
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
@@ -233,7 +233,7 @@ class PlanSearch(SearchState):
         """Returns other options of heavy tables that the slowest devices hold, or all devices."""
         here = set(self._owners[np.isin(self._homes, self.slowest)].tolist())
         changes = self._flips(
-            [n for n in self._heaviest() if n in here or not self._options[n].by_columns], options
+            [n for n in self._heaviest() if n in here or self._options[n] != COLUMN_WISE], options
         )
         if not changes:
             return _NONE
@@ -289,7 +289,7 @@ class PlanSearch(SearchState):
         weights = self._weight[wholes].sum(1)
         heavy = np.argsort(-weights, kind="stable")[:_FLIPPED]
         heavy = heavy[weights[heavy] > _MIN_FLIPPED * self._means.sum(1).mean()]
-        others = (n for n, option in enumerate(self._options) if not option.by_columns)
+        others = (n for n, option in enumerate(self._options) if option != COLUMN_WISE)
         numbers = dict.fromkeys([*heavy.tolist(), *islice(others, _FLIPPED)])
         return [n for n in numbers if self._has_options(n)]
 
@@ -306,16 +306,16 @@ class PlanSearch(SearchState):
         flips = [
             (number, option)
             for number in numbers
-            for option in options.of(self._masks.units[number].pieces[0].table)
+            for option in options.of(self.table_of(number))
             if option != self._options[number] or (slices and option.by_columns)
         ]
         self._know_blocks(flips)
-        self._know_slices([number for number, option in flips if option.by_columns])
+        self._know_slices([flip for flip in flips if flip[1].by_columns])
         return [change for flip in flips for change in self.changes_to(*flip)]
 
-    def _know_slices(self, numbers: Sequence[int]) -> None:
-        """Adds slices of columns of these units as items, all at once."""
-        items = self._wholes()[list(numbers)]
+    def _know_slices(self, options: Sequence[tuple[int, ShardingOption]]) -> None:
+        """Adds slices of columns of units by these options as items, all at once."""
+        items = self._wholes(options)
         for _ in range(len(self._costs).bit_length() - 1):
             wide = [item for item in items.tolist() if self._masks.may_split(self._units[item])]
             if not wide:
@@ -336,7 +336,7 @@ class PlanSearch(SearchState):
             return [Change(leave, self._blocks(number, option), flip)]
         loads = self._means.sum(1)
         np.subtract.at(loads, self._homes[held], self._weight[held].sum(1))
-        slices, found = np.array([self._whole(number)]), list[Change]()
+        slices, found = self._wholes([flip]), list[Change]()
         while True:
             if len(slices) != len(held) or option != self._options[number]:
                 found += self._spread(slices, loads, leave, flip)

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.local_search import LocalSearch, TaskSearch
-from autoshard.sharders.option_sets import OptionSets, Start
+from autoshard.sharders.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
@@ -19,6 +20,7 @@ from autoshard.workload.packing import pack
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
+_NEAR = 1.005  # objective over the best: such sets of options are worth rollouts
 _SAME = 0.002  # relative difference of expectations by which plans are as good
 # After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
 # The policy was trained on equal devices: where they differ, restarts gain 1 to 4 %.
@@ -37,6 +39,7 @@ class PolicySharder:
         seconds: Time of planning; by default the search stops by itself. The policy's rollouts
             are not interrupted.
         clock: Returns the time in seconds.
+        beside: What options may use beside devices.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class PolicySharder:
         seed: int = 0,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        beside: OptionResources = NO_RESOURCES,
     ) -> None:
         self._policy = policy
         self._oracle = oracle
@@ -55,6 +59,7 @@ class PolicySharder:
         self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
         self._clock = clock
+        self._beside = beside
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -62,38 +67,39 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
-        sets = OptionSets(self._oracle, task)
+        sets = OptionSets(self._oracle, task, self._beside)
         starts = sets.starts()
         if self._search is None:  # by the mean scenario, which is fast
             found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
             if not found or len(starts) > 1:  # greedy plans are known
                 found += _greedy_of(starts)
             return min(
-                (each.plan(task) for each in found or self._tight(sets.options)),
+                sets.options.allowed(found or self._tight(sets.options)),
                 key=lambda plan: self._oracle.step_ms(plan, task),
             )
         # Memory may be so tight that there is no greedy plan.
         greedy = _greedy_of(starts) or self._tight(sets.options)
         search = self._mixed_search if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
-        best = run.best_of(greedy) if len(greedy) > 1 else None
-        options = greedy[0].options if best is None else best.sharded().options
-        found = [plan for plan in greedy if plan.options == options]
+        begun = run.descents(greedy) if len(greedy) > 1 else []
+        near = [each for each in begun if each.objective() < _NEAR * begun[0].objective()]
+        chosen = [each.sharded().options for each in near] or [greedy[0].options]
+        found = [plan for plan in greedy if plan.options in chosen]
         of_policy = [
-            plan
-            for start in starts
-            if start.options == options
-            for plan in self._rollout_plans(start, sets)
+            self._rollout_plans(start, sets) for start in starts if start.options in chosen
         ]
-        if best is None:
-            best = run.best_of(found + of_policy[:_STARTS])
-        elif of_policy:
-            found.append(best.sharded())
-            best = min(best, run.best_of(of_policy[:_STARTS]), key=PlanSearch.objective)
-        found += [*of_policy, best.sharded(), *run.results(best)]
-        choice = _Choice(self._oracle, task, [each.plan(task) for each in found])
-        for more in run.further(best):
-            choice.offer(more.plan(task))
+        more = [plan for plans in of_policy for plan in plans[:_STARTS]]
+        if begun:
+            found.append(begun[0].sharded())
+            begun = sorted(begun[:1] + run.descents(more), key=PlanSearch.objective)
+        else:
+            begun = run.descents(found + more)
+        found += [plan for plans in of_policy for plan in plans]
+        found += [begun[0].sharded(), *run.results(begun[0])]
+        choice = _Choice(self._oracle, task, sets.options.allowed(found))
+        for later in run.further(begun[0]):
+            with suppress(PlanError):
+                choice.offer(*sets.options.allowed([later]))
         return choice.plan
 
     def _tight(self, options: TableOptions) -> list[Sharded]:

@@ -44,8 +44,8 @@ class SharderSpec:
 
     @property
     def chooses_hot_rows(self) -> bool:
-        """Whether it may copy hot rows: for that it plans twice."""
-        return self.ways == "chosen" and self.time != "all"
+        """Whether it may copy hot rows."""
+        return self.ways == "chosen"
 
 
 _BALANCED = {  # what each published heuristic balances over devices
@@ -69,7 +69,12 @@ def _heuristic(name: str) -> SharderSpec:
 def _policy(context: SharderContext, search: bool = False) -> Sharder:
     assert context.policy is not None
     return sharders.PolicySharder(
-        context.policy, context.costs, search, context.seed, context.seconds
+        context.policy,
+        context.costs,
+        search,
+        context.seed,
+        context.seconds,
+        beside=context.option_resources,
     )
 
 
@@ -106,7 +111,10 @@ SHARDERS: dict[str, SharderSpec] = {
     "annealing": SharderSpec(
         "simulated annealing, by default for a minute: reference for faster sharders",
         lambda context: sharders.AnnealingSharder(
-            context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
+            context.costs,
+            context.seconds or sharders.ANNEAL_SECONDS,
+            seed=context.seed,
+            beside=context.option_resources,
         ),
         time="all",
         ways="chosen",
@@ -210,15 +218,9 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
         if need in spec.needs and given[need] is None:
             raise UserError(f"sharder {name} {lack}")
     made = spec.make(context)
-    if spec.ways == "own":
+    if spec.ways != "required":
         return made
-    found = made if spec.ways == "chosen" else sharders.RequiredOptions(made)
-    # A sharder that uses all of its time would take it twice.
-    if spec.chooses_hot_rows and context.num_hot_ids and context.seconds is None:
-        found = sharders.HotColdSharder(found, context.costs, context.num_hot_ids)
-    if not context.host_bytes:
-        return found
-    return sharders.CachingSharder(found, context.costs, context.host_bytes)
+    return sharders.RequiredOptions(made, context.oracle, context.host_bytes)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

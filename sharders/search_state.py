@@ -5,6 +5,7 @@ devices, and what all devices bear alike. Costs of devices are [devices, stages,
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.sharders.move_budget import GONE, MoveBudget
-from autoshard.workload import Piece, ShardingPlan, ShardingTask
+from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask
 from autoshard.workload.admission import NOTHING, RuleMasks
 from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.options import COLUMN_WISE, Sharded, ShardingOption, blocks_of
@@ -121,7 +122,7 @@ class SearchState:
     def sharded(self) -> Sharded:
         """Returns the plan."""
         options = zip(self._names, self._options, strict=True)
-        return Sharded(self.placed(), {n: option for n, option in options if not option.by_columns})
+        return Sharded(self.placed(), {n: option for n, option in options if option != COLUMN_WISE})
 
     @property
     def slowest(self) -> list[int]:
@@ -191,15 +192,16 @@ class SearchState:
 
     def _copies_bytes(self, number: int, option: ShardingOption) -> int:
         """Returns the bytes on all devices that an option takes more than the present one."""
-        more = int(option.copied) - int(self._options[number].copied)
-        return more * self._task.copies_memory([self._names[number]]).total if more else 0
+        table = self.table_of(number)
+        before = self._options[number].copies_bytes(table, self._task)
+        return option.copies_bytes(table, self._task) - before
 
     def _blocks(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
         """Returns the blocks of rows of an option as items, with their devices."""
         if option.row_blocks == 1:
             return ()
         self._know_blocks([(number, option)])
-        first = self._known[number, option.row_blocks]
+        first = self._known[number, replace(option, first=0)]
         return tuple((first + n, option.first + n) for n in range(option.row_blocks))
 
     def _know_blocks(self, options: Iterable[tuple[int, ShardingOption]]) -> None:
@@ -208,31 +210,40 @@ class SearchState:
         """
         units, owners, first = list[PlacementUnit](), list[int](), len(self._homes)
         for number, option in options:
-            key = number, option.row_blocks
+            key = number, replace(option, first=0)
             if option.row_blocks == 1 or key in self._known:
                 continue
             self._known[key] = first + len(units)
-            (whole,) = self._masks.units[number].pieces
-            blocks = blocks_of(self._task, whole.table, option)
+            blocks = blocks_of(self._task, self.table_of(number), option)
             units += [PlacementUnit.of(block) for block, _ in blocks]
             owners += [number] * len(blocks)
         if units:
             self._add(units, np.array(owners), pinned=True)
 
-    def _whole(self, number: int) -> int:
-        """Returns the item that is a whole unit."""
-        if (number,) not in self._known:
-            self._known[number,] = self._add([self._masks.units[number]], number)
-        return self._known[number,]
+    def table_of(self, number: int) -> EmbeddingTable:
+        """Returns the table of a unit that is a single one."""
+        return self._masks.units[number].pieces[0].table
 
-    def _wholes(self) -> Ints:
-        """Returns the items that are whole units: [units]."""
-        numbers = range(len(self._masks.units))
-        new = [number for number in numbers if (number,) not in self._known]
+    def _wholes(self, options: Iterable[tuple[int, ShardingOption]] | None = None) -> Ints:
+        """Returns the items that are what devices hold of units by options in columns.
+
+        Args:
+            options: Numbers of units, and options; by default whole units, [units].
+        """
+        if options is None:
+            options = ((number, COLUMN_WISE) for number in range(len(self._names)))
+        keys = [(number, option) for number, option in options]
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
         if new:
-            first = self._add([self._masks.units[number] for number in new], np.array(new))
-            self._known.update({(number,): first + place for place, number in enumerate(new)})
-        return np.array([self._known[number,] for number in numbers], np.int64)
+            first = self._add([self._held(*key) for key in new], np.array([n for n, _ in new]))
+            self._known.update({key: first + place for place, key in enumerate(new)})
+        return np.array([self._known[key] for key in keys], np.int64)
+
+    def _held(self, number: int, option: ShardingOption) -> PlacementUnit:
+        """Returns what devices hold of a whole unit by an option in columns."""
+        if option == COLUMN_WISE:
+            return self._masks.units[number]
+        return PlacementUnit.of(option.held(self.table_of(number), self._task.batch_size).whole())
 
     def _halves(self, items: Sequence[int]) -> tuple[Ints, Ints]:
         """Returns the halves of items as items."""

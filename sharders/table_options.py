@@ -1,11 +1,16 @@
 """Which options each table of a task may take, as far as rules, rows and the cost model allow.
 
-`RequiredOptions` makes plans of sharders that know columns alone obey rules for copies and rows.
+`RequiredOptions` makes plans of sharders that know columns alone obey rules for copies and rows,
+and keeps tables in host memory where device memory is too small for all.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 
+from autoshard.cost_model import EstimatedCosts
 from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.errors import FieldError
 from autoshard.workload.options import (
@@ -19,9 +24,13 @@ from autoshard.workload.options import (
 from autoshard.workload.packing import pack
 from autoshard.workload.rules import Kind
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import can_be_blocks
+from autoshard.workload.tables import can_be_blocks, hot_name
 
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
+# Of all device memory, for tables and caches where tables are in host memory: what is left lets
+# pieces be placed, and devices be balanced.
+_SHARES = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
+_WORSE = 2  # shares in a row, after which smaller ones are not tried
 
 
 class TableOptions:
@@ -31,6 +40,9 @@ class TableOptions:
         task: The task.
         copies: Whether tables may be copied that need not be: that has a price.
         rows: Whether tables may be in blocks of rows that need not be.
+        hot_rows: Tables whose hot rows may be copied, and how many rows that are.
+        host_bytes: Memory of the host for each device, for tables for which device memory is too
+            small; 0 if none may be there.
 
     Attributes:
         required: Options of tables to which rules leave no other.
@@ -39,9 +51,17 @@ class TableOptions:
         PlanError: Rules that cannot be kept together.
     """
 
-    def __init__(self, task: ShardingTask, copies: bool = True, rows: bool = True) -> None:
+    def __init__(
+        self,
+        task: ShardingTask,
+        copies: bool = True,
+        rows: bool = True,
+        hot_rows: Mapping[str, int] = MappingProxyType({}),
+        host_bytes: int = 0,
+    ) -> None:
         self.task, self._ranks = task, len(task.devices)
         self._may_copy, self._may_have_rows = copies, rows
+        self.hot_rows, self._host_bytes = hot_rows, host_bytes
         everywhere = ShardingOption(row_blocks=self._ranks)
         kinds: Mapping[Kind, ShardingOption] = {"copied": DATA_PARALLEL, "row_wise": everywhere}
         self.required: dict[str, ShardingOption] = {}
@@ -75,8 +95,62 @@ class TableOptions:
                 f"device {free.argmin()} has {format_bytes(int(free.min()))}: allow copies of fewer"
             ) from None
 
-    def within_memory(self) -> Iterator[Options]:
-        """Yields sets in which few of the largest tables are by rows, for tasks of short memory."""
+    @cached_property
+    def cached(self) -> Sequence[Options]:
+        """Sets in which tables are in host memory that do not fit into that of devices, with caches
+        that are smaller from set to set; none where tables may not be there.
+        """
+        if not self._host_bytes:
+            return []
+        from autoshard.workload.host_memory import cached_rows  # other tasks do without it
+
+        budgets = [share * float(self.task.usable_bytes.sum()) for share in _SHARES]
+        found = list[Options]()
+        for counts in cached_rows(self.task, budgets):
+            caches = {
+                name: replace(self.required.get(name, COLUMN_WISE), cached_rows=count)
+                for name, count in counts.items()
+            }
+            found.append({**self.required, **caches})
+        return [some for number, some in enumerate(found) if some not in found[:number]]
+
+    @property
+    def fit_into_devices(self) -> bool:
+        """Whether the memory of all devices together is as large as all tables."""
+        all_bytes = sum(map(self.task.table_bytes, self.task.tables))
+        return all_bytes <= int(self.task.usable_bytes.sum())
+
+    def check_host(self, plan: ShardingPlan) -> None:
+        """Raises PlanError if a device's tables need more of the host's memory than there is."""
+        if not plan.cached_rows:
+            return
+        held = plan.host_bytes(self.task)
+        most = max(range(len(held)), key=held.__getitem__)
+        if held[most] > self._host_bytes:
+            raise PlanError(
+                f"device {most} would keep {format_bytes(held[most])} in host memory, of which "
+                f"each device has {format_bytes(self._host_bytes)}: give more with "
+                "--host-memory-gb, or add devices"
+            )
+
+    def allowed(self, found: Sequence[Sharded]) -> list[ShardingPlan]:
+        """Returns the plans of which hosts have the memory; PlanError if there is none."""
+        plans, lack = [each.plan(self.task) for each in found], None
+        allowed = list[ShardingPlan]()
+        for plan in plans:
+            try:
+                self.check_host(plan)
+                allowed.append(plan)
+            except PlanError as error:
+                lack = error
+        if lack is not None and not allowed:
+            raise lack
+        return allowed
+
+    def within_memory(self, caches: bool = True) -> Iterator[Options]:
+        """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
+        tables are in host memory, if they may be.
+        """
         rows, task = ShardingOption(row_blocks=self._ranks), self.task
         names = [
             table.name
@@ -85,6 +159,7 @@ class TableOptions:
         ]
         for count in sorted({min(count, len(names)) for count in _COUNTS} - {0}):
             yield {**self.required, **dict.fromkeys(names[:count], rows)}
+        yield from self.cached if caches else ()
 
     def sharded(self, sharder: Sharder, options: Options) -> Sharded:
         """Returns the plan in which a sharder places the columns of the other tables.
@@ -96,17 +171,18 @@ class TableOptions:
         placed = sharder.shard(task).placed(task) if task.tables else []
         return Sharded.of_columns(self.task, placed, options)
 
-    def any_plan(self, rows: bool = True) -> Sharded:
+    def any_plan(self, rows: bool = True, caches: bool = True) -> Sharded:
         """Returns any plan that fits into memory.
 
         Args:
             rows: Whether large tables may be by rows where no plan fits without.
+            caches: Whether tables may be in host memory then.
 
         Raises:
             PlanError: There is none, by the required options.
         """
         lack: PlanError | None = None
-        for some in (self.required, *(self.within_memory() if rows else ())):
+        for some in (self.required, *(self.within_memory(caches) if rows else ())):
             try:
                 task = self.columns_task(some)
                 return Sharded.of_columns(
@@ -123,16 +199,35 @@ class TableOptions:
         kept = {name for rule in rules if not rule.allows_copies for name in rule.tables}
         found = dict[str, tuple[ShardingOption, ...]]()
         for table in self.task.tables:
-            if table.name in self.required:
-                found[table.name] = (self.required[table.name],)
-                continue
-            options = [COLUMN_WISE]
-            if self._may_copy and self._ranks > 1 and table.name not in kept:
+            name, required = table.name, self.required.get(table.name)
+            shared = [COLUMN_WISE] if required is None else [required]
+            if required is None and self._may_have_rows:
+                shared += self._rows_of(table)
+            options = list(shared)
+            if required is None and self._may_copy and self._ranks > 1 and name not in kept:
                 options.append(DATA_PARALLEL)
-            if self._may_have_rows:
-                options += self._rows_of(table)
-            found[table.name] = tuple(options)
+            hot, caches = self.hot_rows.get(name, 0), self._caches.get(name, ())
+            if hot and self._may_have_hot_rows(table):
+                options += [replace(o, hot_rows=hot) for o in shared if _cold_fit(table, hot, o)]
+            options += [replace(o, cached_rows=count) for o in shared for count in caches]
+            found[name] = tuple(options)
         return found
+
+    @cached_property
+    def _caches(self) -> Mapping[str, Sequence[int]]:
+        """Sizes of caches, in rows, that a table may have in host memory, by table."""
+        found = dict[str, dict[int, None]]()
+        for options in self.cached:
+            for name, option in options.items():
+                if option.cached_rows is not None:
+                    found.setdefault(name, {})[option.cached_rows] = None
+        return {name: tuple(counts) for name, counts in found.items()}
+
+    def _may_have_hot_rows(self, table: EmbeddingTable) -> bool:
+        """Whether each device may have a copy of hot rows of a table."""
+        rules, names = self.task.rules, {table.name for table in self.task.tables}
+        kept = {name for rule in rules if not rule.allows_hot_rows for name in rule.tables}
+        return table.name not in kept and hot_name(table.name) not in names
 
     @cached_property
     def _in_columns(self) -> frozenset[str]:
@@ -183,12 +278,46 @@ class RequiredOptions:
 
     Args:
         sharder: Places columns of tables.
+        oracle: Prices plans; only needed where tables may be in host memory.
+        host_bytes: Memory of the host for each device, for tables for which device memory is too
+            small; 0 if none may be there.
     """
 
-    def __init__(self, sharder: Sharder) -> None:
-        self._sharder = sharder
+    def __init__(
+        self, sharder: Sharder, oracle: EstimatedCosts | None = None, host_bytes: int = 0
+    ) -> None:
+        self._sharder, self._oracle, self._host_bytes = sharder, oracle, host_bytes
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if none is found."""
-        options = TableOptions(task, copies=False, rows=False)
-        return options.sharded(self._sharder, options.required).plan(task)
+        options = TableOptions(task, copies=False, rows=False, host_bytes=self._host_bytes)
+        lack: PlanError | None = None
+        if options.fit_into_devices or not options.cached:
+            try:
+                return options.sharded(self._sharder, options.required).plan(task)
+            except PlanError as error:
+                lack = error
+        best, best_ms, worse = None, math.inf, 0
+        for some in options.cached:
+            try:
+                plan = options.sharded(self._sharder, some).plan(task)
+                options.check_host(plan)
+            except PlanError as error:
+                lack = error
+                continue
+            assert self._oracle is not None
+            step_ms = self._oracle.step_ms(plan, task)
+            worse = worse + 1 if step_ms >= best_ms else 0
+            if step_ms < best_ms:
+                best, best_ms = plan, step_ms
+            if worse == _WORSE:
+                break
+        if best is None:
+            assert lack is not None
+            raise lack
+        return best
+
+
+def _cold_fit(table: EmbeddingTable, hot: int, option: ShardingOption) -> bool:
+    """Whether all blocks of cold rows have some."""
+    return option.row_blocks == 1 or can_be_blocks(table.rows - hot, option.row_blocks)

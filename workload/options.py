@@ -1,13 +1,13 @@
-"""Sharding options: how the rows and columns of one table are spread over devices."""
+"""Sharding options: how the rows and columns of one table are spread over devices and memories."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import ShardingPlan
-from autoshard.workload.tables import EmbeddingTable, Piece
+from autoshard.workload.tables import EmbeddingTable, Piece, hot_name
 from autoshard.workload.tasks import ShardingTask
 
 
@@ -20,16 +20,44 @@ class ShardingOption:
         row_blocks: Number of blocks of rows, on as many devices (row-wise, table-row-wise); 1 where
             the table is whole or in slices of columns.
         first: First device of the blocks.
+        hot_rows: Number of the most used rows of which each device has a copy; the others are cold,
+            and in columns or in blocks of rows. 0 where all rows are alike.
+        cached_rows: Rows for which caches in device memory have room, if the table is in host
+            memory; None if it is in device memory.
     """
 
     copied: bool = False
     row_blocks: int = 1
     first: int = 0
+    hot_rows: int = 0
+    cached_rows: int | None = None
 
     @property
     def by_columns(self) -> bool:
-        """Whether any device may have any columns of the table."""
+        """Whether any device may have any columns of the table, or of its cold rows."""
         return not self.copied and self.row_blocks == 1
+
+    def held(self, table: EmbeddingTable, batch_size: int) -> EmbeddingTable:
+        """Returns the table whose columns or blocks single devices hold: with its cache, or with
+        cold rows alone. It keeps the table's name.
+        """
+        if self.cached_rows is not None:
+            table = replace(table, cached_rows=self.cached_rows)
+        return _hot_and_cold(table, self.hot_rows, batch_size)[1] if self.hot_rows else table
+
+    def copies(self, table: EmbeddingTable, batch_size: int) -> tuple[EmbeddingTable, ...]:
+        """Returns the tables of which each device has a copy: this one, or that of its hot rows."""
+        if self.copied:
+            return (table,)
+        return _hot_and_cold(table, self.hot_rows, batch_size)[:1] if self.hot_rows else ()
+
+    def copies_bytes(self, table: EmbeddingTable, task: ShardingTask) -> int:
+        """Returns the bytes that copies of a table take on each device."""
+        copies = self.copies(table, task.batch_size)
+        if not copies:
+            return 0
+        memory = task.operator.copies_memory(copies, task.batch_size, len(task.devices))
+        return memory.total + (task.hot_ids_bytes([table.name]) if self.hot_rows else 0)
 
 
 COLUMN_WISE = ShardingOption()
@@ -51,12 +79,13 @@ class Sharded(NamedTuple):
 
     @staticmethod
     def of(plan: ShardingPlan, task: ShardingTask) -> "Sharded":
-        """Returns a plan that has no hot rows and no caches."""
-        options, tables = options_of(plan), {table.name: table for table in task.tables}
+        """Returns a plan."""
+        options = options_of(plan)
+        held = {t.name: _of(options, t.name).held(t, task.batch_size) for t in task.tables}
         placed = [
-            (Piece(tables[each.table], each.start, each.width), each.device)
+            (Piece(held[each.table], each.start, each.width), each.device)
             for each in plan.placements
-            if each.table not in options
+            if _of(options, each.table).by_columns
         ]
         return Sharded(placed, options)
 
@@ -65,7 +94,7 @@ class Sharded(NamedTuple):
         task: ShardingTask, placed: Sequence[tuple[Piece, int]], options: Options
     ) -> "Sharded":
         """Returns the plan with these options, given what single devices hold by them."""
-        names = {table.name for table in task.tables}
+        names = {t.name for t in task.tables if _of(options, t.name).by_columns}
         return Sharded([pair for pair in placed if pair[0].table.name in names], options)
 
     def plan(self, task: ShardingTask) -> ShardingPlan:
@@ -77,14 +106,13 @@ class Sharded(NamedTuple):
         blocks = [
             block
             for table in task.tables
-            if table.name in self.options
-            for block in blocks_of(task, table, self.options[table.name])
+            for block in blocks_of(task, table, _of(self.options, table.name))
         ]
         return [*self.placed, *blocks]
 
 
 def options_of(plan: ShardingPlan) -> dict[str, ShardingOption]:
-    """Returns the options of a plan's tables that are not in columns alone.
+    """Returns the options of a plan's tables that are not `COLUMN_WISE`.
 
     Of a table in several slices of columns, each in blocks of rows (a grid), that of one slice.
     """
@@ -93,6 +121,10 @@ def options_of(plan: ShardingPlan) -> dict[str, ShardingOption]:
         if placement.row_blocks > 1:
             blocks = ShardingOption(row_blocks=placement.row_blocks, first=placement.device)
             found[placement.table] = blocks
+    for name, count in plan.hot_rows:
+        found[name] = replace(_of(found, name), hot_rows=count)
+    for name, count in plan.cached_rows:
+        found[name] = replace(_of(found, name), cached_rows=count)
     return found
 
 
@@ -101,8 +133,8 @@ def plan_of(task: ShardingTask, options: Options, placed: list[tuple[Piece, int]
 
     Args:
         task: Task of the plan.
-        options: Options of tables that are not in columns alone.
-        placed: Pieces of the other tables, and their devices. Columns are assigned anew, so that a
+        options: Options of tables that are not `COLUMN_WISE`.
+        placed: Pieces of tables in columns, and their devices. Columns are assigned anew, so that a
             device has one piece of a table.
     """
     tables = {table.name: table for table in task.tables}
@@ -113,7 +145,13 @@ def plan_of(task: ShardingTask, options: Options, placed: list[tuple[Piece, int]
         if option.row_blocks > 1
     )
     copied = tuple(name for name, option in options.items() if option.copied)
-    return ShardingPlan((*columns.placements, *blocks), len(task.devices), copied)
+    return ShardingPlan(
+        (*columns.placements, *blocks),
+        len(task.devices),
+        copied,
+        hot_rows=tuple(_hot_rows(options).items()),
+        cached_rows=tuple(_cached_rows(options).items()),
+    )
 
 
 def blocks_of(
@@ -122,17 +160,21 @@ def blocks_of(
     """Returns the blocks of rows of a table as pieces, with their devices; none without blocks."""
     if option.row_blocks == 1:
         return []
-    blocks = task.row_blocks(table, option.row_blocks)
+    blocks = task.row_blocks(option.held(table, task.batch_size), option.row_blocks)
     return [(block.whole(), option.first + number) for number, block in enumerate(blocks)]
 
 
-def tables_of_blocks(task: ShardingTask, options: Options) -> dict[str, str]:
-    """Returns the access digest of the table of each block of rows, by the block's."""
-    return {
-        block.table.access_digest: table.access_digest
-        for table in task.tables
-        for block, _ in blocks_of(task, table, options.get(table.name, COLUMN_WISE))
-    }
+def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
+    """Returns the access digest of the table of each block of rows, and of cold rows and tables
+    with caches, by that of the part.
+    """
+    found = dict[str, str]()
+    for table in task.tables:
+        option = _of(options, table.name)
+        held = option.held(table, task.batch_size)
+        parts = (held, *(block.table for block, _ in blocks_of(task, table, option)))
+        found.update(dict.fromkeys((part.access_digest for part in parts), table.access_digest))
+    return found
 
 
 def columns_task(task: ShardingTask, options: Options) -> ShardingTask:
@@ -142,8 +184,31 @@ def columns_task(task: ShardingTask, options: Options) -> ShardingTask:
     Raises:
         FieldError: A device has no memory for the copies and more.
     """
-    rest = task.without([name for name, option in options.items() if option.copied])
+    hot = _hot_rows(options)
+    task = task.with_cached_rows(_cached_rows(options)).with_hot_rows(hot)
+    copied = [name for name, option in options.items() if option.copied]
+    rest = task.without([*copied, *map(hot_name, hot)])
     counts = {n: option.row_blocks for n, option in options.items() if option.row_blocks > 1}
     ranks = len(task.devices)
     firsts = {name: options[name].first for name, count in counts.items() if count < ranks}
     return rest.with_row_blocks(counts, firsts)
+
+
+def _of(options: Options, table: str) -> ShardingOption:
+    return options.get(table, COLUMN_WISE)
+
+
+def _hot_rows(options: Options) -> dict[str, int]:
+    return {name: option.hot_rows for name, option in options.items() if option.hot_rows}
+
+
+def _cached_rows(options: Options) -> dict[str, int]:
+    return {n: o.cached_rows for n, o in options.items() if o.cached_rows is not None}
+
+
+def _hot_and_cold(
+    table: EmbeddingTable, count: int, batch_size: int
+) -> tuple[EmbeddingTable, EmbeddingTable]:
+    from autoshard.workload.hot_rows import hot_and_cold  # few tasks need SciPy's sums for it
+
+    return hot_and_cold(table, count, batch_size)

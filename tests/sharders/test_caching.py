@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.cost_model.roofline import roofline_model
-from autoshard.sharders import CachingSharder, Policy, SharderContext, make_sharder
+from autoshard.sharders import Policy, SharderContext, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -106,6 +106,6 @@ def test_the_host_s_memory_is_a_limit(policy: Policy) -> None:
 def test_cpus_have_no_link_to_the_host() -> None:
     task = replace(task_of(0.5), objective=Objective(), batch_size=1024)
     costs = EstimatedCosts(load_model("cpu"), 1024)
-    inner = make_sharder("cost_fused", SharderContext(costs))
+    sharder = make_sharder("cost_fused", SharderContext(costs, host_bytes=HOST))
     with pytest.raises(UserError, match=r"is in host memory, and no bandwidth from cpu: "):
-        CachingSharder(inner, costs, HOST).shard(task)
+        sharder.shard(task)

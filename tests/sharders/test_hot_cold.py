@@ -8,10 +8,7 @@ from tasks import task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.sharders import (
-    FusedGreedySharder,
-    HotColdSharder,
     Policy,
-    RequiredOptions,
     SharderContext,
     make_sharder,
     next_steps,
@@ -78,10 +75,8 @@ def test_small_tables_whose_cold_rows_cannot_be_in_even_blocks_are_planned(polic
     """96 rows and 64 of them have 32 even blocks, but of 80 the last ones would have no rows."""
     tables = tuple(EmbeddingTable(f"t{n}", 96, 8, 50.0 + n, zipf_alpha=1.2) for n in range(40))
     task = replace(task_of(tables, 32, 0.1), objective=STEP)
-    costs = context_of(policy).costs
-    others = RequiredOptions(FusedGreedySharder(costs))  # which copies only what it has to
-    sharder = HotColdSharder(others, costs, dict.fromkeys([table.name for table in tables], 32))
-    sharder.shard(task).check(task)
+    context = context_of(policy, **dict.fromkeys([table.name for table in tables], 32))
+    make_sharder("cost_fused_search", context).shard(task).check(task)
 
 
 def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
@@ -94,5 +89,8 @@ def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
     assert make_sharder("autoshard", context).shard(alike).hot_rows == ()
     named = replace(task, tables=(*task.tables, replace(OTHERS[0], name="heavy_hot")))
     assert make_sharder("autoshard", context).shard(named).hot_rows == ()
-    single = make_sharder("autoshard", replace(context, seconds=0.5)).shard(task)
-    assert single.hot_rows == ()  # it plans once
+
+
+def test_hot_rows_are_chosen_within_a_time_limit_too(policy: Policy, task: ShardingTask) -> None:
+    context = replace(context_of(policy, heavy=ROWS // 20), seconds=0.5)
+    assert make_sharder("autoshard", context).shard(task).hot_rows
