@@ -186,8 +186,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 f"--hot-ids is not used by sharder {self.sharder}: take one of "
                 f"{', '.join(choosing)}"
             )
-        if self.seconds is not None and not self.measure:
-            raise UserError("--hot-ids makes two plans: leave out --seconds")
         if self.objective in ("operators", "compute"):
             raise UserError(
                 f"--hot-ids needs the price of copies, which --objective {self.objective} has not: "

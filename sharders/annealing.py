@@ -33,7 +33,7 @@ class AnnealingSharder:
             instead of the time, which makes plans reproducible unless `seconds` ends the search.
         seed: Seed of the changes.
         clock: Returns the time in seconds.
-        beside: What options may use beside devices.
+        resources: What options may use beside devices.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class AnnealingSharder:
         proposals: int | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        beside: OptionResources = NO_RESOURCES,
+        resources: OptionResources = NO_RESOURCES,
     ) -> None:
-        self._oracle, self._beside = oracle, beside
+        self._oracle, self._resources = oracle, resources
         self._annealing = Annealing(oracle, seconds, proposals, seed, clock)
 
     @one_thread()
@@ -56,7 +56,7 @@ class AnnealingSharder:
         def worth(plan: ShardingPlan) -> float:
             return self._oracle.step_ms(plan, task)
 
-        sets = OptionSets(self._oracle, task, self._beside)
+        sets = OptionSets(self._oracle, task, self._resources)
         best = min(self._starts(task, sets), key=lambda start: worth(start.plan(task)))
         columns = sets.options.columns_task(best.options)
         if len(task.devices) == 1 or not columns.tables:
@@ -75,7 +75,7 @@ class AnnealingSharder:
         if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
             with suppress(PlanError):
                 search = PolicySharder(
-                    Policy.untrained(), self._oracle, search=True, beside=self._beside
+                    Policy.untrained(), self._oracle, search=True, resources=self._resources
                 )
                 found.append(Sharded.of(search.shard(task), task))
         return found or [sets.options.any_plan()]

@@ -109,10 +109,11 @@ class TaskSearch:
             known = of_sets.get(options)
             if known is None or begun.objective() < known.objective():
                 of_sets[options] = begun
-        promising = sorted(of_sets.values(), key=PlanSearch.objective)[:_SETS]
+        # Norms are further from the maximum the more even devices are, so they cannot tell sets.
+        promising = sorted(of_sets.values(), key=step_of)[:_SETS]
         limit_ms = _WORTH * min((each.step_ms for each in promising[:1]), default=0.0)
         promising = [each for each in promising if each.step_ms <= limit_ms]
-        return sorted(map(self._descended, promising), key=PlanSearch.objective)
+        return sorted(map(self._descended, promising), key=step_of)
 
     def results(self, best: PlanSearch) -> list[Sharded]:
         """Returns plans that a search from this one leads to: those that are best in the mean
@@ -126,12 +127,14 @@ class TaskSearch:
         return self._candidates(best)
 
     def further(self, best: PlanSearch) -> Iterator[Sharded]:
-        """Yields more plans until the time is up; none without a time limit.
+        """Yields more plans until the time is up; none without a time limit, or for one device.
 
         Rounds of kicks alternate with annealing, each of which takes twice as long as the last.
         """
         rng, tried = np.random.default_rng(self._search.seed + 1), count()
-        for number in count() if self._until < math.inf else ():
+        if self._until == math.inf or len(self._task.devices) == 1:
+            return
+        for number in count():
             for _ in range(_KICKS):
                 better = self._kicked(best, next(tried), rng)
                 if better is not best:
@@ -213,6 +216,11 @@ class TaskSearch:
         splitting = self._from(search.sharded())
         splitting.descend(True, self._time_is_up, self._options)
         return min(search, splitting, key=PlanSearch.objective)
+
+
+def step_of(search: PlanSearch) -> float:
+    """Returns the step time of a plan."""
+    return search.step_ms
 
 
 class LocalSearchSharder:

@@ -99,14 +99,14 @@ class OptionSets:
     Args:
         oracle: Cost oracle of the task.
         task: The task.
-        beside: What options may use beside devices.
+        resources: What options may use beside devices.
 
     Attributes:
         options: What tables may take.
     """
 
     def __init__(
-        self, oracle: EstimatedCosts, task: ShardingTask, beside: OptionResources = NO_RESOURCES
+        self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
         objective = task.objective
@@ -115,8 +115,8 @@ class OptionSets:
             task,
             copies=oracle.copies is not None,
             rows=counts,
-            hot_rows=_hot_row_counts(oracle, task, beside.num_hot_ids),
-            host_bytes=beside.host_bytes,
+            hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
+            host_bytes=resources.host_bytes,
         )
         self._common = CommonPrice(oracle.model.counted_overhead, task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()

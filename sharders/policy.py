@@ -7,9 +7,8 @@ from contextlib import suppress
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.local_search import LocalSearch, TaskSearch
+from autoshard.sharders.local_search import LocalSearch, TaskSearch, step_of
 from autoshard.sharders.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
-from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.sharders.table_options import TableOptions
@@ -20,7 +19,7 @@ from autoshard.workload.packing import pack
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
-_NEAR = 1.005  # objective over the best: such sets of options are worth rollouts
+_NEAR = 1.01  # step over the best: such sets of options are worth rollouts
 _SAME = 0.002  # relative difference of expectations by which plans are as good
 # After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
 # The policy was trained on equal devices: where they differ, restarts gain 1 to 4 %.
@@ -39,7 +38,7 @@ class PolicySharder:
         seconds: Time of planning; by default the search stops by itself. The policy's rollouts
             are not interrupted.
         clock: Returns the time in seconds.
-        beside: What options may use beside devices.
+        resources: What options may use beside devices.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class PolicySharder:
         seed: int = 0,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        beside: OptionResources = NO_RESOURCES,
+        resources: OptionResources = NO_RESOURCES,
     ) -> None:
         self._policy = policy
         self._oracle = oracle
@@ -59,7 +58,7 @@ class PolicySharder:
         self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
         self._clock = clock
-        self._beside = beside
+        self._resources = resources
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -67,7 +66,7 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
-        sets = OptionSets(self._oracle, task, self._beside)
+        sets = OptionSets(self._oracle, task, self._resources)
         starts = sets.starts()
         if self._search is None:  # by the mean scenario, which is fast
             found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
@@ -82,7 +81,7 @@ class PolicySharder:
         search = self._mixed_search if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
         begun = run.descents(greedy) if len(greedy) > 1 else []
-        near = [each for each in begun if each.objective() < _NEAR * begun[0].objective()]
+        near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]
         chosen = [each.sharded().options for each in near] or [greedy[0].options]
         found = [plan for plan in greedy if plan.options in chosen]
         of_policy = [
@@ -91,7 +90,7 @@ class PolicySharder:
         more = [plan for plans in of_policy for plan in plans[:_STARTS]]
         if begun:
             found.append(begun[0].sharded())
-            begun = sorted(begun[:1] + run.descents(more), key=PlanSearch.objective)
+            begun = sorted(begun[:1] + run.descents(more), key=step_of)
         else:
             begun = run.descents(found + more)
         found += [plan for plans in of_policy for plan in plans]

@@ -74,7 +74,7 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
         search,
         context.seed,
         context.seconds,
-        beside=context.option_resources,
+        resources=context.option_resources,
     )
 
 
@@ -114,7 +114,7 @@ SHARDERS: dict[str, SharderSpec] = {
             context.costs,
             context.seconds or sharders.ANNEAL_SECONDS,
             seed=context.seed,
-            beside=context.option_resources,
+            resources=context.option_resources,
         ),
         time="all",
         ways="chosen",

@@ -1,5 +1,7 @@
 """What all devices bear is the sum of what options bring, whichever way it is put together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,9 @@ from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.common_price import CommonPrice
 from autoshard.workload import Device, Link, Network, Objective, Piece, ShardingTask, load_tables
 from autoshard.workload.options import (
+    COLUMN_WISE,
     DATA_PARALLEL,
+    Sharded,
     ShardingOption,
     blocks_of,
     options_of,
@@ -30,25 +34,28 @@ def test_the_price_of_options_is_that_of_the_plan(name: str, link: str) -> None:
     oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 4), BATCH)
     price = CommonPrice(oracle.model.counted_overhead, task)
     rng = np.random.default_rng(3)
-    known = [ShardingOption(), ShardingOption(row_blocks=4)]
+    known = [ShardingOption(), ShardingOption(row_blocks=4), ShardingOption(cached_rows=8)]
     if task.nodes > 1:
         known += [ShardingOption(row_blocks=2), ShardingOption(row_blocks=2, first=2)]
     if price.knows_copies:
-        known.append(DATA_PARALLEL)
+        known += [DATA_PARALLEL, ShardingOption(hot_rows=9)]
+        known += [replace(option, hot_rows=16) for option in known if option.row_blocks > 1]
     assert price.knows_copies == objective.in_training
     for some in [[option] for option in known] + 20 * [known]:
         options = {t.name: some[rng.integers(len(some))] for t in task.tables}
-        options = {table: option for table, option in options.items() if not option.by_columns}
         placed = list[tuple[Piece, int]]()
+        columns = [table for table in task.tables if options[table.name].by_columns]
+        options = {name: option for name, option in options.items() if option != COLUMN_WISE}
         for table in task.tables:
-            if table.name not in options:
-                whole = table.whole()
+            option = options.get(table.name, COLUMN_WISE)
+            if option.by_columns:
+                whole = option.held(table, BATCH).whole()
                 pieces = halves(whole) if can_be_split(whole) and rng.random() < 0.5 else [whole]
                 placed += [(piece, int(rng.integers(4))) for piece in pieces]
         plan = plan_of(task, options, placed)
         plan.check(task)
         assert options_of(plan) == options
-        columns = [table for table in task.tables if table.name not in options]
+        assert Sharded.of(plan, task).plan(task) == plan
         parts = {(piece.table.name, device): piece.table.features for piece, device in placed}
         splits = sum(parts.values()) - sum(table.features for table in columns)
         found = price.ms(price.loads_of(options), splits)

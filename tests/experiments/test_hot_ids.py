@@ -95,7 +95,6 @@ def test_a_plan_with_hot_rows_is_made_explained_and_compared(
         ({"plan": Path("plan.json")}, "--hot-ids is for making plans"),
         ({"start_plan": Path("plan.json"), "max_moved_gb": 1.0}, "--hot-ids is for making plans"),
         ({"sharder": "neuroshard"}, "--hot-ids is not used by sharder neuroshard: take one of"),
-        ({"seconds": 1.0}, "--hot-ids makes two plans: leave out --seconds"),
         ({"objective": "operators"}, "--hot-ids needs the price of copies"),
     ],
 )

@@ -1,6 +1,7 @@
 """The search on small tasks, held against all steps that there are, and against the objective."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -8,22 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
+from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import (
     Device,
     EmbeddingTable,
     Link,
+    Network,
     Objective,
     Piece,
     ShardingPlan,
     ShardingTask,
+    load_tables,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.options import Sharded
+from autoshard.workload.options import Sharded, ShardingOption
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(1e7, 1e-3)
@@ -165,3 +169,32 @@ def test_plans_by_a_cost_model_cost_what_the_search_says(
     told = sum(float(stage.max()) for stage in stages)
     assert told <= found * (1 + 1e-5)
     assert found <= told * 4 ** (1 / POWER) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_steps_between_all_options_are_priced_as_the_plans_that_they_lead_to(nodes: int) -> None:
+    link = Link(1e10, 3e-5)
+    objective = Objective("step", Network(link, Link(5e9, 5e-5), 2) if nodes > 1 else link)
+    drawn = tuple(load_tables("synthetic:200:6:small")[:10])
+    task = ShardingTask(drawn, Device.uniform(4, 10**12), 4096, objective=objective)
+    oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 4), 4096)
+    hot_rows = {table.name: 16 for table in drawn if table.rows > 100}
+    options = TableOptions(task, hot_rows=hot_rows)
+    rng = np.random.default_rng(nodes)
+    start = Sharded([(table.whole(), int(rng.integers(4))) for table in drawn])
+    search, seen = PlanSearch(oracle.expectation(), task, 12.0, start), set[ShardingOption]()
+    for _ in range(60):
+        number = int(rng.integers(len(drawn)))
+        known = options.of(search.table_of(number))
+        option = known[int(rng.integers(len(known)))]
+        changes = search.changes_to(number, option)
+        if not changes:
+            continue
+        (after_ms,) = search.price(changes[:1])
+        search._apply(changes[0])
+        seen.add(replace(option, first=0))
+        assert search.objective() == pytest.approx(after_ms, rel=1e-5)
+        plan = search.sharded().plan(task)
+        plan.check(task)
+        assert search.step_ms == pytest.approx(oracle.step_ms(plan, task), rel=1e-5)
+    assert len(seen) >= 5
