@@ -19,7 +19,7 @@ from autoshard.experiments.evaluation.planners import (
     best_of_each,
     steps_of,
 )
-from autoshard.experiments.evaluation.posterior import Ratio, relative
+from autoshard.experiments.evaluation.ratio import Ratio, relative
 from autoshard.experiments.explaining.plan_report import new_table
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.loop import Training
@@ -175,7 +175,7 @@ class TrainingReport:
             OutOfTimeError,
             evaluate_measured,
         )
-        from autoshard.experiments.evaluation.report import score_table, verdict
+        from autoshard.experiments.evaluation.report import score_tables, verdict
         from autoshard.experiments.evaluation.task_sets import TaskSet
 
         oracle = EstimatedCosts(model, config.batch_size)
@@ -197,7 +197,7 @@ class TrainingReport:
             )
             return None
         scores, best = found.scores(oracle, measured=True)
-        cli.console.print(score_table(scores, best, "measured"))
+        cli.console.print(*score_tables(scores, best, "measured"))
         cli.say(verdict(scores, best, "measured"))
         self._run.metrics(
             {f"test_measured/{n}": s.ratio for n, s in scores.items() if s.ratio is not None}
