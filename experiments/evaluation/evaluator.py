@@ -146,7 +146,8 @@ class Evaluator:
                 if ratio.half_width > precision or (self._more_tasks and ratio.count == 1)
             }
             if not wide:
-                return f"all intervals are within +-{precision:.1%}" if ratios else "measured once"
+                within = f"all intervals are within +-{precision:.1%}{_remark(ratios)}"
+                return within if ratios else "measured once"
             widest = _format_widest(wide)
             if self._out_of_time:
                 return f"stopped by --seconds {self._limits.seconds:g}: {widest}"
@@ -250,9 +251,13 @@ def _ratios(steps_ms: Mapping[str, Floats]) -> dict[str, Ratio]:
 
 def _format_widest(wide: Mapping[str, Ratio]) -> str:
     """Returns a phrase about the widest intervals."""
-    if any(ratio.count == 1 for ratio in wide.values()):
-        return "one task does not generalize to others"
     order = sorted(wide, key=lambda name: -wide[name].half_width)
     widths = [f"{name} is +-{wide[name].half_width:.1%}" for name in order[:3]]
     more = f" and {len(order) - 3} more are wide" if len(order) > 3 else ""
-    return f"the interval of {', of '.join(widths)}{more}"
+    return f"the interval of {', of '.join(widths)}{more}{_remark(wide)}"
+
+
+def _remark(ratios: Mapping[str, Ratio]) -> str:
+    """Returns what an interval of one task does not contain."""
+    alone = any(ratio.count == 1 for ratio in ratios.values())
+    return ", by the noise of one task, which does not generalize to others" if alone else ""
