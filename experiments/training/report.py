@@ -153,6 +153,7 @@ class TrainingReport:
             "test_over_best_heuristic": {
                 name: None if ratio is None else ratio.value for name, ratio in found.items()
             },
+            "test_of_tasks": {name: ratio.of_tasks for name, ratio in ratios.items()},
             "test_interval": {name: (ratio.low, ratio.high) for name, ratio in ratios.items()},
             "test_max_ms": steps,
             "test_measured": self._test_measured(policy, model, best),
@@ -232,13 +233,16 @@ class TrainingReport:
 
 def _test_table(steps: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
     """Returns a table with a row for each sharder, the best first."""
-    shown = new_table(("sharder", "over the best heuristic", "95% CI", "without a plan"))
-    shown.title = f"{len(next(iter(steps.values())))} tasks of unseen tables, predicted step time"
+    shown = new_table(("sharder", "ratio", "95% CI", "least", "largest", "no plan"))
+    count = len(next(iter(steps.values())))
+    shown.title = f"{count} tasks of unseen tables: predicted step time over the best heuristic's"
     shown.title_justify = "left"
     for name in sorted(steps, key=lambda n: ratios[n].value if n in ratios else math.inf):
-        value, interval = "-", "-"
+        told = ["-"] * 4
         if name in ratios:
             ratio = ratios[name]
-            value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
-        shown.add_row(name, value, interval, str(steps[name].count(None)))
+            known = [each for each in ratio.of_tasks if each is not None]
+            told = [f"{each:.3f}" for each in (ratio.value, min(known), max(known))]
+            told.insert(1, f"{ratio.low:.3f} to {ratio.high:.3f}")
+        shown.add_row(name, *told, str(steps[name].count(None)))
     return shown

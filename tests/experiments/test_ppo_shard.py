@@ -69,7 +69,7 @@ def test_the_test_is_measured_where_rewards_are(trained: Path) -> None:
     assert measured[told["best_heuristic"]]["ratio"] == 1
     assert all(score["promise"] is not None for score in measured.values())
     assert "over the best heuristic" in (trained / "stdout").read_text()
-    assert "mean of the tasks (measured)" in (trained / "stdout").read_text()
+    assert "step time (measured)" in (trained / "stdout").read_text()
 
 
 def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:
