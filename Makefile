@@ -12,15 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Which build of fbgemm: that for NVIDIA GPUs where there is one.
 EXTRA  ?= $(if $(wildcard /dev/nvidia[0-9]*),gpu,cpu)
-# make setup TORCHREC=1: TorchRec as well. By its metadata it would put fbgemm's CUDA build over the
-# CPU one, so pip takes it without what it asks for; that is in the extra.
-ifneq ($(filter-out 0,$(TORCHREC)),)
-EXTRAS := $(EXTRA),dev,torchrec
-ALONE  := torchrec==1.8.0
-else
-EXTRAS := $(EXTRA),dev
-endif
-READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
+READY  := $(VENV)/.ready-$(EXTRA)
 
 # Whose runs make mlflow shows, and where.
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
@@ -32,8 +24,8 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -e '.[$(EXTRAS)]'
-	$(if $(ALONE),$(BIN)/pip install --quiet --no-deps $(ALONE))
+	$(BIN)/pip install --quiet -e '.[$(EXTRA),dev,torchrec]'
+	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 # it asks for fbgemm's CUDA build
 	mkdir -p $(VENV)/names # where mypy finds this folder under the name that it is installed by
 	ln -sfn ../.. $(VENV)/names/autoshard
 	touch $@

@@ -96,7 +96,7 @@ def _torchrec() -> Finding:
         return Finding("TorchRec", metadata.version("torchrec"))
     except metadata.PackageNotFoundError:
         says = "not installed: needed for train_torchrec.py, rehearse.py and --judge training"
-        return Finding("TorchRec", f"{says} (make setup TORCHREC=1)")
+        return Finding("TorchRec", f"{says} (make setup)")
 
 
 def _gpu() -> Finding:

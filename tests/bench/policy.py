@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -130,7 +129,7 @@ def memory_metrics() -> list[Metric]:
 
 def plan_metrics(folder: Path) -> list[Metric]:
     """Measures plans of all sharders for tasks of 60 tables on 4 devices."""
-    theirs = ("neuroshard", *(_TORCHREC if find_spec("torchrec") else ()))
+    theirs = ("neuroshard", *_TORCHREC)
     names = (*USUAL_HEURISTICS, *_LADDER, *theirs)
     sharders = compared(
         folder, "plans", names, _LADDER_SECONDS,

@@ -139,7 +139,6 @@ def test_marks_of_phases_are_distinguished() -> None:
 
 
 def test_steps_of_training_are_launched_without_waiting() -> None:
-    pytest.importorskip("torchrec")
     from autoshard.benchmark.rehearsal.phases import Phases
 
     gpu, runtime = backend()

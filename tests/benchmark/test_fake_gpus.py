@@ -66,7 +66,6 @@ def task_of(ranks: int = GPUS) -> ShardingTask:
 
 
 def test_a_pool_hands_its_gpus_over_to_a_rehearsal_and_gets_them_back(pool: BenchmarkPool) -> None:
-    pytest.importorskip("torchrec")
     while len(pool.devices()) < GPUS:
         time.sleep(0.2)
     first = pool.measure(SHARDS[:2], SETTINGS)

@@ -73,7 +73,6 @@ def test_more_columns_take_longer_to_exchange(fresh_pool: Callable[..., Benchmar
 
 
 def test_a_plan_trains_on_all_gpus(cluster: object) -> None:
-    pytest.importorskip("torchrec")
     ranks = torch.cuda.device_count()
     task = ShardingTask(TABLES, Device.uniform(ranks, 2**40), 1024 * ranks)
     plan = ShardingPlan.table_wise(task, [number % ranks for number in range(len(TABLES))])

@@ -115,7 +115,9 @@ def test_a_probe_has_the_cores_that_it_asks_for(
     """However many threads this process had, which it has again afterwards."""
     had = list[tuple[int, int]]()
 
-    def looked_at(backend: CpuBackend, seconds: float) -> MachineProbe:
+    def looked_at(
+        backend: CpuBackend, seconds: float, max_seconds: float | None = None
+    ) -> MachineProbe:
         had.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
         return PROBE
 

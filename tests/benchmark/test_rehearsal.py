@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("torchrec")
-
 from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.rehearsal import kept, rehearsal
 from autoshard.benchmark.rehearsal.kept import comparable, made_before

@@ -3,8 +3,6 @@
 import pytest
 from pages import python_blocks, text_of
 
-pytest.importorskip("torchrec")
-
 
 def test_rows_in_slower_memory_go_to_torchrec(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = python_blocks(text_of("docs/gpus.md"))

@@ -15,8 +15,6 @@ from ranks import run_ranks
 
 from autoshard.workload import ShardingPlan
 
-pytest.importorskip("torchrec")
-
 PAGE = text_of("docs/torchrec.md")
 
 

@@ -15,7 +15,6 @@ from autoshard.benchmark.hardware import physical_cores
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.workload import Network
 
-pytest.importorskip("torchrec")
 pytestmark = [
     pytest.mark.skipif((reason := missing()) is not None, reason=str(reason)),
     pytest.mark.skipif(len(physical_cores()) < 2, reason="a node has two cores"),

@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from statistics import geometric_mean
@@ -266,7 +265,6 @@ def scored(
 
 def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> None:
     """A plan that two have made is trained once, so they are told apart by nothing."""
-    pytest.importorskip("torchrec")
     folder, _ = measured_run
     shutil.copytree(folder / "out" / "tasks", folder / "more")
     first = ShardingTask.load(folder / "more" / "0.json")
@@ -594,8 +592,7 @@ def test_all_sharders_that_can_run_here_are_compared(
         )
     )
     found = set(figures_of(tmp_path / "out")["sharders"])
-    left_out = {"pool"} if find_spec("torchrec") else {"pool", "torchrec"}
-    assert found == {name for name, spec in SHARDERS.items() if not spec.needs & left_out}
+    assert found == {name for name, spec in SHARDERS.items() if "pool" not in spec.needs}
 
 
 def test_bad_input_is_one_line_before_any_work(

@@ -8,8 +8,6 @@ from commands import run
 from autoshard.experiments.console.imports import model_tables
 from autoshard.workload import ShardingPlan
 
-pytest.importorskip("torchrec")
-
 MODULE = """
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward

@@ -14,7 +14,6 @@ from autoshard.sharders import make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 
 TABLES = "synthetic:6:5:small"
-pytest.importorskip("torchrec")
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+import torch
 from bench.drift import Laws, Stream, heavier, laws_of, more_skewed, planned
 from mlflow import MlflowClient
+from torchrec import KeyedJaggedTensor
 
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, StepPredictor
 from autoshard.sharders import DriftMonitor, DriftReport
@@ -171,8 +173,6 @@ def test_blocks_of_rows_are_watched(laws: Laws) -> None:
 def test_the_callback_counts_one_batch_in_so_many_and_logs(
     laws: Laws, known: tuple[ShardingPlan, ShardingTask, EstimatedCosts], tmp_path: Path
 ) -> None:
-    torch = pytest.importorskip("torch")
-    torchrec = pytest.importorskip("torchrec")
     every, ranks = 3, 2
     features = {name: [f"f_{name}"] for name in laws}
     monitor = monitor_of(known, every=every, features=features)
@@ -185,7 +185,7 @@ def test_the_callback_counts_one_batch_in_so_many_and_logs(
         for _ in range(2 * WINDOW * every * ranks):
             parts = [law.batch(rng, 1 / ranks, 0) for law in laws.values()]
             lengths = [rng.multinomial(len(p.rows), [2 / 1024] * 512) for p in parts]
-            batch = torchrec.KeyedJaggedTensor(
+            batch = KeyedJaggedTensor(
                 [f"f_{name}" for name in laws],
                 torch.from_numpy(np.concatenate([part.rows for part in parts])),
                 lengths=torch.from_numpy(np.concatenate(lengths)),
@@ -227,6 +227,5 @@ def test_bad_input_ends_in_a_line(
     hot = replace(plan, hot_rows=((plan.placements[0].table, 5),))
     with pytest.raises(UserError, match=r"copies hot rows of table t\d+: give their hot_ids"):
         DriftMonitor(hot, task, oracle, STEPS)
-    pytest.importorskip("torchrec")
     with pytest.raises(UserError, match="batches: an item is a int"):
         monitor_of(known).observe(3)

@@ -187,7 +187,6 @@ def test_budgets_are_numbers_of_bytes() -> None:
 
 def test_torchrec_s_planner_takes_the_choice() -> None:
     """On GPUs that exist in numbers only: its planner needs none."""
-    pytest.importorskip("torchrec")
     import torch
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder

@@ -277,7 +277,6 @@ def test_small_row_groups_are_joined_to_batches(tmp_path: Path) -> None:
 
 
 def test_loaders_of_torchrec_s_batches() -> None:
-    pytest.importorskip("torchrec")
     import torch
     from torchrec import KeyedJaggedTensor
 
@@ -309,7 +308,6 @@ def test_rows_outside_of_a_table_are_one_line() -> None:
 
 
 def test_torchrec_s_caches_know_which_rows_are_hot() -> None:
-    pytest.importorskip("torchrec")
     from autoshard.workload.torchrec import AccessStatistics
 
     hot_law, even_law = ZipfRows(2000, 1.3), ZipfRows(2000, 0.0)

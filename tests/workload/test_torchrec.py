@@ -17,18 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-
-from autoshard.workload import (
-    Device,
-    OperatorOptions,
-    Placement,
-    PlanError,
-    ShardingPlan,
-    ShardingTask,
-    UserError,
-)
-
-pytest.importorskip("torchrec")
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -43,6 +31,15 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
+from autoshard.workload import (
+    Device,
+    OperatorOptions,
+    Placement,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
 from autoshard.workload.torchrec import (
     from_torchrec,
     tables_of,

@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("torchrec")
-
 import torch.distributed.checkpoint as dcp
 from forked_ranks import run_forked
 from small_model import SAMPLES, TABLES, Training, plan_of

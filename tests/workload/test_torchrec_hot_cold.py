@@ -5,9 +5,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-
-pytest.importorskip("torchrec")
-
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType

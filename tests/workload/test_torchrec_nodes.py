@@ -1,10 +1,6 @@
 """Rows on all ranks and on those of a node: real ranks over gloo, as on two nodes of two."""
 
-import pytest
 import torch
-
-pytest.importorskip("torchrec")
-
 from forked_ranks import run_forked
 from small_model import CPU, sharded_model
 from torch import distributed, nn

@@ -7,8 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.optim import RowWiseAdagrad
 
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.roofline import roofline_model
@@ -29,22 +42,6 @@ from autoshard.workload import (
     synthetic_tables,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
-
-pytest.importorskip("torchrec")
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-)
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.optim import RowWiseAdagrad
-
 from autoshard.workload.torchrec import (
     from_torchrec,
     own_planner,

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 from forked_ranks import run_forked
 from small_model import CPU, TABLES, SmallModel, Training, plan_of

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 from forked_ranks import run_forked
 from small_model import Training, plan_of

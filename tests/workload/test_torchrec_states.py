@@ -4,9 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-
-pytest.importorskip("torchrec")
-
 from forked_ranks import run_forked
 from small_model import CPU, sharded_model
 from torch import nn

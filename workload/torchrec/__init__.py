@@ -47,7 +47,7 @@ else:
         except (ImportError, OSError) as error:  # OSError: a library that cannot be loaded
             reason = str(error).splitlines()[0][:160]
             raise UserError(
-                f"TorchRec cannot be imported ({reason}): make setup TORCHREC=1 installs it"
+                f"TorchRec cannot be imported ({reason}): make setup installs it"
             ) from error
 
 
