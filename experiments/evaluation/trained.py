@@ -142,6 +142,8 @@ class _Rest:
 
     def at(self, number: int, made: int, missing: int) -> None:
         """Notes how many rounds of a task are made, and how many are missing in any case."""
+        if not made and not any(self._made):  # ranks have started, which takes as long as rounds
+            self._began = time.monotonic()
         self._made[number], self._missing[number] = made, missing
 
     def end(self) -> None:

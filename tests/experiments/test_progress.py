@@ -43,9 +43,11 @@ def test_what_training_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now)
     plans = {"a": Outcome(ShardingPlan((), 2)), "like a": Outcome(ShardingPlan((), 2))}
     rest = _Rest([PlannedTask(TASK, plans | {"none": Outcome()})] * 2, 1, deadline=130.0)
+    now = 105.0
+    rest.at(0, 0, 6)
     assert rest.left_s() is None
     rest.at(0, 2, 4)  # two plans of two tasks, three rounds each
-    now = 110.0
+    now = 115.0
     assert rest.left_s() == pytest.approx(5.0 * (4 + 6))
     rest.at(0, 6, 0)
     rest.at(1, 6, 0)
