@@ -24,7 +24,7 @@ from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
     Evaluation,
     evaluate_estimated,
-    score_table,
+    score_tables,
     verdict,
 )
 from autoshard.experiments.evaluation.task_sets import (
@@ -232,7 +232,8 @@ def main(config: CompareConfig) -> None:
         found, hardware = _evaluate(config, task_set, planners)
         scores, best = found.scores(oracle, config.measure, config.judge == "training")
         what, subject = _subject(config, found)
-        cli.console.print(score_table(scores, best, what, subject))
+        names = [task_set.name(number) for number in range(len(found.tasks))]
+        cli.console.print(*score_tables(scores, best, what, subject, names))
         line = verdict(scores, best, what, subject)
         if found.ended:
             cli.say(
@@ -243,6 +244,7 @@ def main(config: CompareConfig) -> None:
             "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,
             "tasks": len(found.tasks),
+            "task_names": names,
             "devices": task_set.max_devices,
             "tables": max(len(task.tables) for task in found.tasks),
             "measured": config.measure,
@@ -269,14 +271,10 @@ def main(config: CompareConfig) -> None:
                 run.artifact(path, path.parent.relative_to(folder).as_posix())
             documents.write(folder / "compare.json", figures)
             run.artifact(folder / "compare.json")
-        run.metrics(
-            {
-                f"{field}/{name}": float(value)
-                for name, score in scores.items()
-                for field, value in vars(score).items()
-                if isinstance(value, int | float)
-            }
-        )
+        for name, score in scores.items():
+            run.metrics({f"{field}/{name}": value for field, value in score.metrics.items()})
+            known = [(n, ratio) for n, ratio in enumerate(score.task_ratios) if ratio is not None]
+            run.curve(f"task_ratio/{name}", [n for n, _ in known], [ratio for _, ratio in known])
         run.tags({"hardware": hardware, "num_devices": task_set.max_devices})
         source = str(config.tables or config.tasks or config.family)
         run.data(tables_source(source, task_set.tables))

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,6 +147,7 @@ class RankGroup:
         effort: Effort,
         kept: MeasurementStore | None = None,
         levels_ms: Mapping[str, float] | None = None,
+        progress: Callable[[int, int], None] = lambda made, missing: None,  # noqa: ARG005
     ) -> dict[str, Rehearsal]:
         """Trains a few steps by each plan in each round, so that disturbances affect all alike.
 
@@ -161,6 +162,8 @@ class RankGroup:
                 compute in turns.
             levels_ms: Time of the reference operator to which composed steps are normalised, by
                 hardware; for other hardware that of the store, or the median of all rounds.
+            progress: Called at first and after each round, with the number of rounds that were
+                made, and of those that are missing until each plan has `effort.min_rounds`.
         """
         for plan in plans.values():
             if plan is not None and plan.replicas and plan.replicas.sync_interval > 1:
@@ -185,6 +188,9 @@ class RankGroup:
             level = level_ms or (statistics.median(beside) if beside else None)
             return replace(self._rehearsal(task, plans[name], rounds[name]), level_ms=level)
 
+        def missing() -> int:
+            return sum(max(0, effort.min_rounds - len(some)) for some in rounds.values())
+
         def wants_more(name: str) -> bool:
             if not are_recent:  # an earlier hour has enough of each plan
                 return False
@@ -193,13 +199,16 @@ class RankGroup:
             late = time.monotonic() >= began + effort.seconds
             return not late and rehearsal(name).half_width > effort.precision
 
-        names = list(plans)
+        names, count = list(plans), 0
+        progress(count, missing())
         while waiting := [name for name in names if wants_more(name)]:
             for name in waiting:
                 self.prepare(name, task, plans[name], hot)
                 (made,) = self.train(name, ROUND_STEPS, _ROUND_WARM_UP).rounds
                 self.forget(name)
                 rounds[name].append(made)
+                count += 1
+                progress(count, missing())
                 if store is not None:
                     store.add(task, plans[name], made)
             names = [*names[1:], names[0]]

@@ -4,7 +4,6 @@ First, every shard of every plan is measured once, task by task. Then the evalua
 larger part of the ratios' variance: it either adds tasks or repeats measurements.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import Outcome, PlannedTask, Planners, best_heuristic
 from autoshard.experiments.evaluation.posterior import (
     Pricing,
-    Ratio,
     ShardDigests,
     StepPosterior,
     digests_of,
     means_of,
 )
+from autoshard.experiments.evaluation.ratio import Ratio
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.sharders import needs_of
@@ -141,9 +140,14 @@ class Evaluator:
         while True:
             ratios = _ratios(self._posterior().steps_ms)
             precision = self._limits.precision
-            wide = {n: ratio for n, ratio in ratios.items() if ratio.half_width > precision}
+            wide = {  # one task says nothing of others, however well it is measured
+                name: ratio
+                for name, ratio in ratios.items()
+                if ratio.half_width > precision or (self._more_tasks and ratio.count == 1)
+            }
             if not wide:
-                return f"all intervals are within +-{precision:.1%}" if ratios else "measured once"
+                within = f"all intervals are within +-{precision:.1%}{_remark(ratios)}"
+                return within if ratios else "measured once"
             widest = _format_widest(wide)
             if self._out_of_time:
                 return f"stopped by --seconds {self._limits.seconds:g}: {widest}"
@@ -151,7 +155,7 @@ class Evaluator:
             by_tasks = sum(r.task_variance for r in wide.values()) > sum(
                 r.measurement_variance for r in wide.values()
             )
-            helps = any(ratio.measured_width > precision for ratio in wide.values())
+            helps = any(ratio.noise_width > precision for ratio in wide.values())
             if not self._more_tasks and not (helps and self._repeat()):
                 return f"there are no more tasks, and repeats would not help: {widest}"
             if self._more_tasks and (by_tasks or not self._repeat()):
@@ -247,9 +251,13 @@ def _ratios(steps_ms: Mapping[str, Floats]) -> dict[str, Ratio]:
 
 def _format_widest(wide: Mapping[str, Ratio]) -> str:
     """Returns a phrase about the widest intervals."""
-    if any(math.isinf(ratio.half_width) for ratio in wide.values()):
-        return "one task does not generalize to others"
     order = sorted(wide, key=lambda name: -wide[name].half_width)
     widths = [f"{name} is +-{wide[name].half_width:.1%}" for name in order[:3]]
     more = f" and {len(order) - 3} more are wide" if len(order) > 3 else ""
-    return f"the interval of {', of '.join(widths)}{more}"
+    return f"the interval of {', of '.join(widths)}{more}{_remark(wide)}"
+
+
+def _remark(ratios: Mapping[str, Ratio]) -> str:
+    """Returns what an interval of one task does not contain."""
+    alone = any(ratio.count == 1 for ratio in ratios.values())
+    return ", by the noise of one task, which does not generalize to others" if alone else ""

@@ -172,7 +172,7 @@ def steps_of(outcomes: Outcomes) -> dict[str, list[float | None]]:
 
 
 def best_heuristic(steps: Steps) -> str | None:
-    """Returns the heuristic with the most plans, and of these the lowest mean step time.
+    """Returns the heuristic with the most plans, and of these the lowest step (geometric mean).
 
     Returns None without heuristics.
     """
@@ -180,7 +180,7 @@ def best_heuristic(steps: Steps) -> str | None:
 
     def rank(name: str) -> tuple[int, float]:
         found = [ms for ms in steps[name] if ms is not None]
-        return -len(found), statistics.mean(found) if found else math.inf
+        return -len(found), statistics.geometric_mean(found) if found else math.inf
 
     return min(heuristics, key=rank, default=None)
 

@@ -1,4 +1,4 @@
-"""The posterior of plans' step times, given noisy costs of shards, and ratios of sharders.
+"""The posterior of plans' step times, given noisy costs of shards.
 
 The maximum of noisy values is biased upwards: by 1.03 standard errors for four equal devices. The
 devices of a plan are therefore modelled as normal around the plan's mean, separately in each stage
@@ -6,19 +6,14 @@ of compute, because forward is noisier than backward. (Their noise is taken to b
 correlation of 0.4, as measured, makes errors of a step at most a tenth too small.) Their spread has
 an empirical prior, fitted to all plans of a sharder, so each cost is shrunk towards the mean
 according to its noise. A step time is the mean over many samples of a task's costs; within a
-sample, a shard has the same cost in all plans. A bootstrap over tasks does neither, and its
-intervals are too narrow for few tasks: of `scipy.stats.bootstrap`'s BCa intervals at 95 %, 78 %
-contain the mean of four normal values, 86 % of eight and 91 % of twelve; of t intervals, 93 to 95 %
-do.
+sample, a shard has the same cost in all plans.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -35,7 +30,6 @@ _SPREADS = 40  # grid points for the spread of a plan's devices
 _MIN_SPREAD = 0.05  # relative to the noise: practically none
 _MAX_SPREAD = 2.0  # relative to the devices' mean
 _ITERATIONS = 50  # iterations of expectation maximisation, which has converged by then
-_LEVEL = 0.95
 
 
 def digests_of(task: ShardingTask, plan: ShardingPlan) -> ShardDigests:
@@ -225,71 +219,6 @@ def _draws(
     return places, np.asarray((mean[:, None] + noise).T[:, :size])
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Ratio of two sharders' mean step times, over the tasks for which both have plans."""
-
-    value: float  # ratio of the means
-    measurement_variance: float  # variance due to measuring noise
-    task_variance: float  # variance due to the choice of tasks, beyond measuring noise
-    count: int  # number of tasks
-
-    @staticmethod
-    def of(ours_ms: Floats, theirs_ms: Floats) -> "Ratio | None":
-        """Returns the ratio of steps [samples, tasks], NaN without a plan; None without tasks."""
-        both = ~(np.isnan(ours_ms[0]) | np.isnan(theirs_ms[0]))
-        count = int(both.sum())
-        if not count:
-            return None
-        ours, theirs = ours_ms[:, both], theirs_ms[:, both]
-        measuring = float(np.var(ours.sum(axis=1) / theirs.sum(axis=1)))
-        means, bar = ours.mean(axis=0), theirs.mean(axis=0)
-        value = float(means.sum() / bar.sum())
-        if count == 1:
-            return Ratio(value, measuring, math.inf, 1)
-        deviations = (means - value * bar) / bar.mean()
-        total = float((deviations**2).sum()) / (count * (count - 1))
-        return Ratio(value, measuring, max(0.0, total - measuring), count)
-
-    @property
-    def error(self) -> float:
-        """Standard error; infinite with one task, which does not generalize to others."""
-        return math.sqrt(self.measurement_variance + self.task_variance)
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the 95 % interval, by Student's distribution."""
-        return self.error * _quantile(self.count) if self.error else 0.0
-
-    @property
-    def measured_width(self) -> float:
-        """Half the width of the 95 % interval due to measuring noise alone."""
-        return (
-            math.sqrt(self.measurement_variance) * _quantile(self.count)
-            if self.measurement_variance
-            else 0.0
-        )
-
-    @property
-    def low(self) -> float:
-        """Lower end of the 95 % interval."""
-        return self.value - self.half_width
-
-    @property
-    def high(self) -> float:
-        """Upper end of the 95 % interval."""
-        return self.value + self.half_width
-
-    @property
-    def probability_below_one(self) -> float:
-        """Probability that the ratio is below 1, so that the first sharder is faster."""
-        if self.count == 1:
-            return 0.5
-        if not self.error:
-            return 0.5 * (1 + float(np.sign(1 - self.value)))
-        return float(special.stdtr(self.count - 1, (1 - self.value) / self.error))
-
-
 def means_of(steps_ms: Mapping[str, Floats]) -> dict[str, list[float | None]]:
     """Returns the mean of the samples by sharder and task, in ms; None without a plan."""
     return {
@@ -301,20 +230,3 @@ def means_of(steps_ms: Mapping[str, Floats]) -> dict[str, list[float | None]]:
 def as_samples(steps_ms: Sequence[float | None]) -> Floats:
     """Returns step times without noise as one sample, [1, tasks]; NaN without a plan."""
     return np.array([steps_ms], dtype=float)  # None becomes NaN
-
-
-def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Ratio | None:
-    """Returns the ratio of step times without noise; None without common tasks."""
-    return Ratio.of(as_samples(ours), as_samples(theirs))
-
-
-def mean_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """Returns the mean of the tasks' ratios, with equal weights; None without common tasks."""
-    ratios = (as_samples(ours) / as_samples(theirs))[0]
-    known = ratios[~np.isnan(ratios)]
-    return float(known.mean()) if len(known) else None
-
-
-def _quantile(count: int) -> float:
-    """Returns half the width of the 95 % interval in standard errors, by the number of tasks."""
-    return float(special.stdtrit(count - 1, 0.5 + _LEVEL / 2)) if count > 1 else math.inf

@@ -2,9 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +22,15 @@ from autoshard.experiments.evaluation.planners import (
     lowest_of_each,
     steps_of,
 )
-from autoshard.experiments.evaluation.posterior import Ratio, as_samples, means_of, relative
+from autoshard.experiments.evaluation.posterior import as_samples, means_of
+from autoshard.experiments.evaluation.ratio import Ratio, relative
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 
 _NOTHING = "-"
-_OPTIONAL = {"bal.": _NOTHING, "oom": "0", "pred/meas": _NOTHING, "meas. s": _NOTHING}
+_OPTIONAL = {"bal.": _NOTHING, "oom": "0", "95% CI": _NOTHING, "pred": _NOTHING, "meas s": _NOTHING}
 _TIE = 1e-6  # relative difference up to which step times are equal: rounding differs between plans
 _SIGNIFICANT = 0.975  # one-sided probability of a 95 % interval
 
@@ -47,28 +48,30 @@ class Score:
     seconds_mean: float | None  # planning time without measuring; None for plans of other planners
     measuring_seconds_mean: float | None  # time that the sharder measured per plan
     win_rate: float  # share of the tasks on which no sharder's step is shorter, but for rounding
-    # mean step time over the best heuristic's, on tasks for which both have a plan; None without
-    # such tasks, or without a heuristic
+    # step time over the best heuristic's, geometric mean over tasks that both have plans for;
+    # None without such tasks, or without a heuristic
     ratio: float | None
-    # lower end of its 95 % interval for other tasks of this kind; None with one task
+    # lower end of its 95 % interval for other tasks of this kind; with one task, for that task by
+    # the noise of measuring alone, or None if it is priced
     ratio_low: float | None
     ratio_high: float | None  # upper end
-    # its variance due to measuring noise, and due to the choice of tasks
+    # variance of its log due to measuring noise, and due to the choice of tasks; None with one task
     ratio_variance: Mapping[str, float] | None
+    # ratio of each task; None where one of both has no plan, empty where `ratio` is None
+    task_ratios: tuple[float | None, ...]
     improvement: float | None  # 1 minus the ratio
     # probability that the ratio is below 1; None for the best heuristic
     better_than_heuristic: float | None
     # probability that the sharder is faster than the next in the ranking
     better_than_next: float | None
-    promise: float | None  # predicted over measured step time, both summed over the tasks
-    gap: float | None  # mean step time over the model's lower bound for whole tables, minus 1
+    promise: float | None  # predicted over measured step time, geometric mean over tasks
+    # step time over the model's lower bound for whole tables, geometric mean over tasks, minus 1
+    gap: float | None
 
     @property
-    def half_width(self) -> float | None:
-        """Half the width of the ratio's 95 % interval."""
-        if self.ratio_high is None or self.ratio_low is None:
-            return None
-        return (self.ratio_high - self.ratio_low) / 2
+    def metrics(self) -> dict[str, float]:
+        """Its numbers, without those that are None and those of single tasks."""
+        return {n: float(v) for n, v in vars(self).items() if isinstance(v, int | float)}
 
 
 def score_all(
@@ -77,7 +80,7 @@ def score_all(
     bounds_ms: Sequence[float],
     predicted_ms: Mapping[str, Sequence[float | None]],
 ) -> tuple[dict[str, Score], str | None]:
-    """Returns scores by sharder, the lowest mean step time first, and the best heuristic's name.
+    """Returns scores by sharder, the least geometric mean of steps first, and the best heuristic.
 
     Args:
         outcomes: Plans and costs.
@@ -88,15 +91,14 @@ def score_all(
     steps = means_of(steps_ms)
     best = best_heuristic(steps)
     lowest = lowest_of_each(steps.values())
-    means = {name: _mean(of_tasks) for name, of_tasks in steps.items()}
-    ranked = sorted(steps, key=lambda name: (means[name] or math.inf, name))
+    ranked = sorted(steps, key=lambda name: (_typical(steps[name]), name))
     next_slower = dict(pairwise(ranked))
     scores = {}
     for name in ranked:
         ours = steps[name]
         planned = [outcome for outcome in outcomes[name] if outcome.plan]
         ratio = None if best is None else Ratio.of(steps_ms[name], steps_ms[best])
-        bounded = ratio if ratio is not None and ratio.count > 1 else None
+        bounded = ratio if ratio is not None and math.isfinite(ratio.high) else None
         after = next_slower.get(name)
         against = None if after is None else Ratio.of(steps_ms[name], steps_ms[after])
         balances = [
@@ -111,7 +113,7 @@ def score_all(
         predicted = relative(predicted_ms.get(name, [None] * len(ours)), ours)
         bound = relative(ours, bounds_ms) if bounds_ms else None
         scores[name] = Score(
-            step_ms_mean=means[name],
+            step_ms_mean=_mean(ours),
             step_ms=tuple(ours),
             balance_mean=_mean(balances),
             oom=ours.count(None),
@@ -122,8 +124,9 @@ def score_all(
             ratio_low=None if bounded is None else bounded.low,
             ratio_high=None if bounded is None else bounded.high,
             ratio_variance=None
-            if bounded is None
-            else {"measuring": bounded.measurement_variance, "tasks": bounded.task_variance},
+            if ratio is None or ratio.count == 1
+            else {"measuring": ratio.measurement_variance, "tasks": ratio.task_variance},
+            task_ratios=() if ratio is None else ratio.of_tasks,
             improvement=None if ratio is None else 1 - ratio.value,
             better_than_heuristic=None
             if ratio is None or name == best
@@ -199,44 +202,39 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
     return found
 
 
-def score_table(
-    scores: Mapping[str, Score], best: str | None, what: str, subject: str = "step"
-) -> Table:
-    """Returns a table with a row for each sharder.
+def score_tables(
+    scores: Mapping[str, Score],
+    best: str | None,
+    what: str,
+    subject: str = "step",
+    names: Sequence[str] = (),
+) -> Iterator[Table]:
+    """Yields a table with a row for each sharder, and one of the extreme ratios of several tasks.
 
     Args:
         scores: Scores by sharder.
         best: Name of the best heuristic.
         what: Objective, and the source of costs.
         subject: What is timed.
+        names: Names of the tasks; by default their numbers.
     """
-    report = Table(
-        title=f"{subject} time, mean of the tasks ({what})",
-        title_justify="left",
-        caption=f"ratio: step over that of {best or 'the best heuristic (none is compared)'}, with "
-        "the half width of its 95 % CI; P(faster), P(next): probability of being faster than it, "
-        "and than the next row; bal.: mean over slowest device, all stages together; pred/meas: "
-        "predicted over measured step; oom: tasks without a plan that fits, left out of the means; "
-        "plan s, meas. s: seconds of planning on one core, and of measuring by the sharder",
-        caption_justify="left",
-        box=None,
-        padding=(0, 0, 0, 1),
-    )
     rows = []
     for name, score in scores.items():
-        width = "" if name == best or score.half_width is None else f"±{score.half_width:.3f}"
+        low, high = _format(score.ratio_low, ".3f"), _format(score.ratio_high, ".3f")
+        bounded = name != best and score.ratio_low is not None
         rows.append(
             {
                 "sharder": name,
-                "step ms": _format(score.step_ms_mean, ".2f"),
-                "bal.": _format(score.balance_mean, ".3f"),
+                "ms": _format(score.step_ms_mean, ".2f"),
+                "bal.": _format(score.balance_mean, ".2f"),
                 "oom": str(score.oom),
-                "ratio": _format(score.ratio, ".3f") + width,
-                "P(faster)": _format(score.better_than_heuristic, ".0%"),
-                "P(next)": _format(score.better_than_next, ".0%"),
-                "pred/meas": _format(score.promise, ".2f"),
+                "ratio": _format(score.ratio, ".3f"),
+                "95% CI": f"{low}-{high}" if bounded else _NOTHING,
+                "P": _format(score.better_than_heuristic, ".0%"),
+                "P next": _format(score.better_than_next, ".0%"),
+                "pred": _format(score.promise, ".2f"),
                 "plan s": _format(score.seconds_mean, ".3f"),
-                "meas. s": _format(score.measuring_seconds_mean or None, ".1f"),
+                "meas s": _format(score.measuring_seconds_mean or None, ".1f"),
             }
         )
     shown = [
@@ -244,12 +242,51 @@ def score_table(
         for column in rows[0]
         if column not in _OPTIONAL or any(row[column] != _OPTIONAL[column] for row in rows)
     ]
-    for column in shown:
-        report.add_column(column, justify="left" if column == "sharder" else "right", no_wrap=True)
-    for row in rows:
-        style = "bold" if row["sharder"] == best else ""
-        report.add_row(*(row[column] for column in shown), style=style)
-    return report
+    yield _table(
+        f"{subject} time ({what})",
+        f"ms: mean of the tasks; ratio: over {best or 'the best heuristic (none is compared)'}, "
+        "geometric mean of the tasks' ratios, and its 95 % CI; P, P next: probability of being "
+        "faster than it, and than the next row; bal.: mean over slowest device, all stages "
+        "together; pred: predicted over measured step; oom: tasks without a plan that fits, left "
+        "out; plan s, meas s: seconds of planning on one core, and of measuring by the sharder",
+        {name: [row[name] for row in rows] for name in shown},
+        best,
+    )
+    extremes = []
+    for name, score in scores.items():
+        known = [(ratio, n) for n, ratio in enumerate(score.task_ratios) if ratio is not None]
+        if len(known) > 1 and name != best:
+            ends = (
+                (f"{r:.3f}", names[n] if names else str(n)) for r, n in (min(known), max(known))
+            )
+            extremes.append((name, *chain(*ends)))
+    if extremes:
+        columns = zip(*extremes, strict=True)
+        heads = ("sharder", "least", "task", "largest", "task ")
+        yield _table("ratios of single tasks", "", dict(zip(heads, columns, strict=True)), None)
+
+
+def _table(
+    title: str, caption: str, columns: Mapping[str, Sequence[str]], bold: str | None
+) -> Table:
+    """Returns a table whose heads are never cut: if it is too wide, names are folded."""
+    found = Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=None,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+    )
+    for head in columns:
+        text = head == "sharder" or head.startswith("task")
+        found.add_column(
+            head, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    for row in zip(*columns.values(), strict=True):
+        found.add_row(*row, style="bold" if row[0] == bold else "")
+    return found
 
 
 def best_sharder(scores: Mapping[str, Score]) -> str | None:
@@ -276,15 +313,22 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
             f"{first}: {subject} time not significantly different from {against} (ratio "
             f"{score.ratio:.3f}, {known}; {what})"
         )
+    alone = "" if score.ratio_variance else " on this task alone"
     line = (
         f"{first}: {subject} time {score.improvement:.1%} lower than {against} (95% CI "
-        f"{1 - high:.1%} to {1 - low:.1%}; {what})"
+        f"{1 - high:.1%} to {1 - low:.1%}{alone}; {what})"
     )
     next_slower = dict(pairwise(scores)).get(first)
     probability = score.better_than_next
     if next_slower is None or probability is None or probability > _SIGNIFICANT:
         return line
     return f"{line}; the difference from {next_slower} is not significant"
+
+
+def _typical(steps_ms: Sequence[float | None]) -> float:
+    """Returns the geometric mean, in which large tasks count no more than small ones."""
+    known = [ms for ms in steps_ms if ms is not None]
+    return statistics.geometric_mean(known) if known else math.inf
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -29,6 +29,11 @@ class TaskSet:
     common_ranks: int = 1  # devices of all tasks, if these and their links are alike; else 1
     # plans of other planners by name, one or None per task
     plans: Mapping[str, Sequence[ShardingPlan | None]] = field(default_factory=dict)
+    names: Sequence[str] = ()  # names of the tasks' files; empty if sampled
+
+    def name(self, number: int) -> str:
+        """Returns the name of a task: that of its file, or its number."""
+        return self.names[number] if self.names else str(number)
 
     @staticmethod
     def sampled(
@@ -53,6 +58,7 @@ class TaskSet:
             max(len(task.devices) for task in tasks.values()),
             min(ranks)[0] if len(ranks) == 1 else 1,
             {name: [found.get(file) for file in tasks] for name, found in plans.items()},
+            [file.removesuffix(".json") for file in tasks],
         )
 
 

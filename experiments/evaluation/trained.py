@@ -1,7 +1,8 @@
 """Compares sharders by training: TorchRec trains a small model by each plan, alternating."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -10,12 +11,13 @@ import numpy as np
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
+from autoshard.benchmark.rehearsal.rehearsal import MIN_ROUNDS, Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH, Loop, Rehearsal
+from autoshard.benchmark.statistics import pooled_variance
 from autoshard.experiments.console.machine import check_measured_hardware
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.evaluator import Limits
-from autoshard.experiments.evaluation.planners import Outcome, Planners
+from autoshard.experiments.evaluation.planners import Outcome, PlannedTask, Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TORCHREC_DEFAULT, TaskSet
@@ -48,8 +50,11 @@ def evaluate_trained(
         devices: Kind of devices of the ranks.
         torchrec_default: Whether plans that TorchRec's planner makes by default take part.
     """
-    began = time.monotonic()
-    made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))
+    began, made = time.monotonic(), list[PlannedTask]()
+    with following(task_set.begin, "tasks planned") as step:
+        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
+            made.append(entry)
+            step()
     loop = _LOOPS.get(made[0].task.objective.name, "plain")
     names = [*made[0].outcomes, *([TORCHREC_DEFAULT] if torchrec_default else [])]
     steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
@@ -58,7 +63,11 @@ def evaluate_trained(
     numbers = dict[int, list[int]]()  # of tasks, by their number of devices
     for number, entry in enumerate(made):
         numbers.setdefault(len(entry.task.devices), []).append(number)
-    with MeasurementStore(store_path) as store, following(len(made), "tasks trained") as step:
+    rest = _Rest(made, torchrec_default, began + limits.seconds)
+    with (
+        MeasurementStore(store_path) as store,
+        following(len(made), "tasks trained", rest.left_s) as step,
+    ):
         left = len(made)
         for ranks, chosen in numbers.items():
             with closing(RankGroup(ranks, devices, loop=loop)) as group:
@@ -72,6 +81,12 @@ def evaluate_trained(
                     if torchrec_default and group.is_planned_by_torchrec(task):
                         plans[TORCHREC_DEFAULT] = None
                     trainer = {plan: name for name, plan in plans.items()}
+
+                    def follow(done: int, missing: int, number: int = number) -> None:
+                        rest.at(number, done, missing)
+                        what = f"{done} of at least {done + missing} rounds"
+                        step(0, f"task {task_set.name(number)}: {what}")
+
                     rehearsed = group.train_interleaved(
                         task,
                         {name: plan for plan, name in trainer.items()},
@@ -81,13 +96,15 @@ def evaluate_trained(
                         ),
                         store if group.in_turns else None,
                         planners.oracle.model.levels_ms,
+                        follow,
                     )
                     disturbed += [each.disturbed for each in rehearsed.values()]
                     rounds += sum(len(each.rounds) for each in rehearsed.values())
-                    drawn = {name: _drawn_ms(each, rng) for name, each in rehearsed.items()}
+                    drawn = _drawn_ms(rehearsed, rng)
                     for name, plan in plans.items():
                         steps[name][:, number] = drawn[trainer[plan]]
                     left -= 1
+                    rest.end()
                     step()
     ended = "all tasks were trained"
     if any(in_turns):
@@ -107,8 +124,56 @@ def evaluate_trained(
     return evaluation, hardware
 
 
-def _drawn_ms(rehearsal: Rehearsal, rng: np.random.Generator) -> Floats:
-    """Returns samples of a mean step time, as uncertain as its rounds leave it: [SAMPLES]."""
-    every = np.array(rehearsal.round_ms)
-    error = every.std(ddof=1) / np.sqrt(len(every))
-    return np.asarray(every.mean() + error * rng.standard_t(len(every) - 1, SAMPLES))
+class _Rest:
+    """How long training takes: for rounds that are made in any case, or until the time is over.
+
+    Args:
+        entries: Tasks with plans, none of which is trained yet.
+        further: Number of further plans of each task.
+        deadline: When the time for more rounds is over, by the monotonic clock.
+    """
+
+    def __init__(self, entries: Sequence[PlannedTask], further: int, deadline: float) -> None:
+        self._ranks = [len(entry.task.devices) for entry in entries]  # a round is as long as many
+        plans = [{o.plan for o in entry.outcomes.values()} - {None} for entry in entries]
+        self._missing = [MIN_ROUNDS * (len(some) + further) for some in plans]  # rounds of a task
+        self._made = [0] * len(entries)
+        self._began, self._deadline, self._open = time.monotonic(), deadline, len(entries)
+
+    def at(self, number: int, made: int, missing: int) -> None:
+        """Notes how many rounds of a task are made, and how many are missing in any case."""
+        if not made and not any(self._made):  # ranks have started, which takes as long as rounds
+            self._began = time.monotonic()
+        self._made[number], self._missing[number] = made, missing
+
+    def end(self) -> None:
+        """Notes that a task is trained."""
+        self._open -= 1
+
+    def left_s(self) -> float | None:
+        """Returns the seconds until all tasks are trained; None before the first round."""
+        now, made = time.monotonic(), self._of_ranks(self._made)
+        if not self._open or not made:
+            return None if self._open else 0.0
+        return max(self._of_ranks(self._missing) * (now - self._began) / made, self._deadline - now)
+
+    def _of_ranks(self, rounds: Sequence[int]) -> int:
+        return sum(ranks * count for ranks, count in zip(self._ranks, rounds, strict=True))
+
+
+def _drawn_ms(rehearsed: Mapping[str, Rehearsal], rng: np.random.Generator) -> dict[str, Floats]:
+    """Returns samples of a task's mean step by each plan, as uncertain as rounds leave it.
+
+    Rounds of all its plans are taken to be equally noisy, relative to the step: three rounds alone
+    say so little of their noise that samples would be of any size, even below zero.
+    """
+    if not rehearsed:
+        return {}
+    rounds = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
+    deviation = math.sqrt(pooled_variance([ms / ms.mean() for ms in rounds.values()], 0.0, 0.0))
+    freedom, found = sum(len(ms) - 1 for ms in rounds.values()), {}
+    for name, ms in rounds.items():
+        drawn = rng.standard_t(freedom, SAMPLES)
+        error = deviation / math.sqrt(len(ms))
+        found[name] = np.asarray(ms.mean() * (1 + error * (drawn - drawn.mean())))
+    return found

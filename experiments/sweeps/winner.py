@@ -13,7 +13,7 @@ from ray.tune.experiment import Trial
 from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.evaluation.planners import best_of_each, steps_of
-from autoshard.experiments.evaluation.posterior import relative
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.sweeps.search_space import Value, command_line
 from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import TrialOutcome, finished

@@ -13,7 +13,7 @@ from autoshard.experiments.evaluation.planners import (
     make_plans,
     steps_of,
 )
-from autoshard.experiments.evaluation.posterior import mean_ratio
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders import HEURISTICS, Policy
@@ -75,9 +75,9 @@ class PolicyEvaluator:
         """Returns the metrics of an evaluation; lower is better.
 
         `over_heuristic` is the policy's step time over that of each task's best heuristic, as the
-        mean over tasks. Where memory is too tight for all heuristics, the untrained policy replaces
-        them. `without_plan` counts tasks without a plan of the policy. Each adds 1 to the `score`,
-        so that another plan counts more than any time saved.
+        geometric mean over tasks. Where memory is too tight for all heuristics, the untrained
+        policy replaces them. `without_plan` counts tasks without a plan of the policy. Each adds 1
+        to the `score`, so that another plan counts more than any time saved.
         """
         if self._references is None or self._references[0] is not model:
             found = best_of_each(steps_of(self.outcomes(policy, model, HEURISTICS)))
@@ -87,12 +87,12 @@ class PolicyEvaluator:
                 found = [start if best is None else best for best, start in pairs]
             self._references = (model, found)
         ours = steps_of(self.outcomes(policy, model, ("policy",)))["policy"]
-        ratio = mean_ratio(ours, self._references[1])
+        ratio = relative(ours, self._references[1])
         failed = ours.count(None)
         return {
-            "over_heuristic": float("nan") if ratio is None else ratio,
+            "over_heuristic": float("nan") if ratio is None else ratio.value,
             "without_plan": failed,
-            "score": failed + (1.0 if ratio is None else ratio),
+            "score": failed + (1.0 if ratio is None else ratio.value),
         }
 
     def outcomes(

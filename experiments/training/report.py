@@ -19,7 +19,7 @@ from autoshard.experiments.evaluation.planners import (
     best_of_each,
     steps_of,
 )
-from autoshard.experiments.evaluation.posterior import Ratio, relative
+from autoshard.experiments.evaluation.ratio import Ratio, relative
 from autoshard.experiments.explaining.plan_report import new_table
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.loop import Training
@@ -153,6 +153,7 @@ class TrainingReport:
             "test_over_best_heuristic": {
                 name: None if ratio is None else ratio.value for name, ratio in found.items()
             },
+            "test_of_tasks": {name: ratio.of_tasks for name, ratio in ratios.items()},
             "test_interval": {name: (ratio.low, ratio.high) for name, ratio in ratios.items()},
             "test_max_ms": steps,
             "test_measured": self._test_measured(policy, model, best),
@@ -175,7 +176,7 @@ class TrainingReport:
             OutOfTimeError,
             evaluate_measured,
         )
-        from autoshard.experiments.evaluation.report import score_table, verdict
+        from autoshard.experiments.evaluation.report import score_tables, verdict
         from autoshard.experiments.evaluation.task_sets import TaskSet
 
         oracle = EstimatedCosts(model, config.batch_size)
@@ -197,7 +198,7 @@ class TrainingReport:
             )
             return None
         scores, best = found.scores(oracle, measured=True)
-        cli.console.print(score_table(scores, best, "measured"))
+        cli.console.print(*score_tables(scores, best, "measured"))
         cli.say(verdict(scores, best, "measured"))
         self._run.metrics(
             {f"test_measured/{n}": s.ratio for n, s in scores.items() if s.ratio is not None}
@@ -232,13 +233,16 @@ class TrainingReport:
 
 def _test_table(steps: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
     """Returns a table with a row for each sharder, the best first."""
-    shown = new_table(("sharder", "over the best heuristic", "95% CI", "without a plan"))
-    shown.title = f"{len(next(iter(steps.values())))} tasks of unseen tables, predicted step time"
+    shown = new_table(("sharder", "ratio", "95% CI", "least", "largest", "no plan"))
+    count = len(next(iter(steps.values())))
+    shown.title = f"{count} tasks of unseen tables: predicted step time over the best heuristic's"
     shown.title_justify = "left"
     for name in sorted(steps, key=lambda n: ratios[n].value if n in ratios else math.inf):
-        value, interval = "-", "-"
+        told = ["-"] * 4
         if name in ratios:
             ratio = ratios[name]
-            value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
-        shown.add_row(name, value, interval, str(steps[name].count(None)))
+            known = [each for each in ratio.of_tasks if each is not None]
+            told = [f"{each:.3f}" for each in (ratio.value, min(known), max(known))]
+            told.insert(1, f"{ratio.low:.3f} to {ratio.high:.3f}")
+        shown.add_row(name, *told, str(steps[name].count(None)))
     return shown

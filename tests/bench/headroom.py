@@ -4,6 +4,7 @@ All step times are predicted by the cost model. Annealing is no bound, but it op
 complete objective of a task and takes as long as it is given.
 """
 
+import statistics
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from autoshard.cost_model.mixed_costs import costs_of_machines
 from autoshard.envs import TableCatalog
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.evaluation.planners import estimated, make_plans, steps_of
-from autoshard.experiments.evaluation.posterior import mean_ratio
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import SharderContext, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
@@ -70,8 +71,9 @@ class Headroom:
         return float((bar - ours) / (bar - least)) if bar - least > _NEGLIGIBLE * bar else None
 
     def over(self, name: str, other: str = YARDSTICK) -> float | None:
-        """Returns the mean ratio of two sharders' step times; None without common tasks."""
-        return mean_ratio(self.tried[name].plan_ms, self.tried[other].plan_ms)
+        """Returns the ratio of two sharders' step times; None without common tasks."""
+        found = relative(self.tried[name].plan_ms, self.tried[other].plan_ms)
+        return None if found is None else found.value
 
     def metrics(self) -> list[Metric]:
         """Returns the metrics of this family."""
@@ -143,11 +145,11 @@ def _in_all(found: Sequence[Headroom]) -> Iterator[Metric]:
         for label in _NAMES:
             target = "at most 1.01" if label == _SEARCH else ""
             name = f"memory {memory}: step time, {label} over annealing, mean over families"
-            yield Metric(name, target, mean_of(family.over(label) for family in families))
+            yield Metric(name, target, ratio_of(family.over(label) for family in families))
         ours = [family.over(_SEARCH, _PUBLISHED) for family in families]
         name = f"memory {memory}: step time, {_SEARCH} over neuroshard, mean over families"
         if any(over is not None for over in ours):
-            yield Metric(name, "at most 0.99", mean_of(ours))
+            yield Metric(name, "at most 0.99", ratio_of(ours))
     seconds = {
         label: mean_of(s for each in found for s in each.tried[label].seconds) for label in _NAMES
     }
@@ -160,6 +162,11 @@ def _in_all(found: Sequence[Headroom]) -> Iterator[Metric]:
 def mean_of(values: Iterable[float | None]) -> float:
     """Returns the mean of values other than None."""
     return float(np.mean([value for value in values if value is not None]))
+
+
+def ratio_of(ratios: Iterable[float | None]) -> float:
+    """Returns the geometric mean of ratios other than None."""
+    return statistics.geometric_mean(ratio for ratio in ratios if ratio is not None)
 
 
 def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:

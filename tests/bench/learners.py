@@ -18,7 +18,7 @@ from autoshard.sharders import Policy
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.sharders.rollouts import PolicyRollouts
 from autoshard.workload.parts import tables_by_part
-from bench.headroom import Headroom, Tried, annealed, mean_of, oracle_of
+from bench.headroom import Headroom, Tried, annealed, mean_of, oracle_of, ratio_of
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 
@@ -90,7 +90,7 @@ def _metrics(learner: str, results: Sequence[Results]) -> Iterator[Metric]:
         if not runs[0]:
             continue
         shares = [mean_of(row[0] for row in rows) for rows in runs]
-        overs = [mean_of(row[1] for row in rows) for rows in runs]
+        overs = [ratio_of(row[1] for row in rows) for rows in runs]
         if memory == "loose":
             yield _mean(f"{learner}: share of headroom, memory loose", shares)
         yield _mean(f"{learner}: step time over annealing, memory {memory}", overs)

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from commands import EXPERIMENTS
 
@@ -23,7 +22,7 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, ShardingVectorEnv, TableCatalog
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard, tune_shard
-from autoshard.experiments.evaluation.posterior import Ratio
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.experiments.training.config import PPOShardConfig
@@ -183,9 +182,9 @@ def _ratio(name: str, target: str, score: Mapping[str, Any]) -> Metric:
 def paired(
     scores: Mapping[str, Any], ours: str, theirs: str, target: str = "", family: str = ""
 ) -> Metric:
-    """Returns the ratio of two sharders' mean step times with its interval over tasks."""
+    """Returns the ratio of two sharders' step times with its interval over tasks."""
     name = f"{family}{': ' if family else ''}step time, {ours} over {theirs}"
-    ratio = Ratio.of(*(np.array([scores[each]["step_ms"]], float) for each in (ours, theirs)))
+    ratio = relative(scores[ours]["step_ms"], scores[theirs]["step_ms"])
     if ratio is None:
         return Metric(name, target, None)
     known = ratio.count > 1

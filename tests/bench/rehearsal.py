@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +22,10 @@ from scipy import stats
 from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import Rehearsal
-from autoshard.benchmark.statistics import mean_interval
 from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.sharders.random_plans import plans_of_all_ways
 from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables
@@ -237,9 +236,11 @@ def all_metrics(rehearsed: Mapping[Setting, Found]) -> list[Metric]:
     ]  # fmt: skip
     for number, (_, name, target) in enumerate(_rivals(large[0])):
         ratios = [found.ratio(_rivals(found)[number][0]) for found in large]
+        over = relative(ratios, [1.0] * len(ratios))
+        assert over is not None
         metrics.append(
             Metric(f"settings with 4 and 8 ranks: rehearsed step, autoshard over {name}",
-                   target, fmean(ratios), "", mean_interval(ratios))
+                   target, over.value, "", (over.low, over.high))
         )  # fmt: skip
     return metrics
 

@@ -18,7 +18,8 @@ _INTRODUCTION = """# Metrics
 
 `make bench` measures these metrics and writes this page and the tables in the README and other
 pages. The command below a group measures it alone. Differences within an interval are not
-significant.
+significant. Ratios of step times over several tasks are geometric means of the tasks' ratios; those
+measured before 2026-11-28 are of mean steps (plans, policies and families) or means of ratios.
 """
 
 

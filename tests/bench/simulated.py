@@ -21,6 +21,7 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import ShardingPlan, ShardingTask, load_tables
@@ -52,13 +53,15 @@ def simulated_metrics() -> list[Metric]:
         # The mean machine, with the uncertainty of machines that were left out of training.
         drawn = list(_tasks_drawn(CostModel(found.machines.mean, found.provenance)))
     covered = float(np.mean([each.covered for each in drawn]))
-    ratio, interval = mean_and_interval([each.over_start for each in drawn])
+    ratio = relative([each.over_start for each in drawn], [1.0] * len(drawn))
+    assert ratio is not None
     true, of_true = mean_and_interval([each.over_predicted for each in drawn])
     what = "simulated truth"
     return [
         Metric(f"coverage of 90 % intervals of the ratio to the best heuristic, {what}",
                "0.85 to 0.95", covered),
-        Metric(f"step time, {_OURS} over {_START}, {what}", "at most 1", ratio, "", interval),
+        Metric(f"step time, {_OURS} over {_START}, {what}", "at most 1", ratio.value, "",
+               (ratio.low, ratio.high)),
         Metric(f"true over predicted step time of {_OURS}, {what}", "0.97 to 1.03",
                true, "", of_true),
     ]  # fmt: skip

@@ -41,8 +41,8 @@ def test_shares_by_hand() -> None:
     # The policy saves 3 of 4 ms on the first two tasks; cost_fused has no plan for the third.
     assert found.share("policy") == pytest.approx(0.75)
     assert found.share("best heuristic") == pytest.approx(-1.0)  # first task only
-    assert found.over("policy") == pytest.approx((9 / 8 + 8 / 8 + 8 / 7) / 3)
-    assert found.over("policy", "cost_fused") == pytest.approx((0.9 + 0.8) / 2)
+    assert found.over("policy") == pytest.approx((9 / 8 * 8 / 8 * 8 / 7) ** (1 / 3))
+    assert found.over("policy", "cost_fused") == pytest.approx((0.9 * 0.8) ** 0.5)
     values = {metric.name: metric.value for metric in found.metrics()}
     assert values["small, tight: tasks without a plan, cost_fused"] == 1
     assert values["small, tight: share of headroom, policy"] == found.share("policy")

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
+from statistics import geometric_mean
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def ways_metrics() -> list[Metric]:
                 if ratios:
                     target = targets.get(family, "") if other == "columns alone" else ""
                     name = f"{family}: step by price, all ways over {other}"
-                    metrics.append(Metric(name, target, fmean(ratios)))
+                    metrics.append(Metric(name, target, geometric_mean(ratios)))
         seen: dict[str, ShardingTask] = dict(_tasks())  # of each family the last
         others = other_ways_metrics(seen)
         return [*metrics, *others, *_sorted_metrics(), *_giants_metrics(), *_time_metrics()]

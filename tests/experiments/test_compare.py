@@ -1,17 +1,22 @@
 """Sharders on the same tasks: what comes out, whether it adds up, what is said of bad input."""
 
 import json
+import math
 import re
 import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 from commands import Watched, empty_mlflow, run
+from rich.console import Console
 
 from autoshard.benchmark import DeviceCost, MeasurementStore, PlanCost, price_plan
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
@@ -19,7 +24,7 @@ from autoshard.experiments import compare
 from autoshard.experiments.compare import CompareConfig
 from autoshard.experiments.evaluation.planners import Outcome, steps_of
 from autoshard.experiments.evaluation.posterior import as_samples
-from autoshard.experiments.evaluation.report import Score, score_all, verdict
+from autoshard.experiments.evaluation.report import Score, score_all, score_tables, verdict
 from autoshard.sharders import SHARDERS, Policy, save_policy
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
@@ -29,7 +34,7 @@ TABLES = "synthetic:120:3:small"
 STEP = Objective("operators")
 SCORES = {
     "step_ms_mean", "step_ms", "balance_mean", "oom", "seconds_mean", "measuring_seconds_mean",
-    "win_rate", "ratio", "ratio_low", "ratio_high", "ratio_variance", "improvement",
+    "win_rate", "ratio", "ratio_low", "ratio_high", "ratio_variance", "task_ratios", "improvement",
     "better_than_heuristic", "better_than_next", "promise", "gap",
 }  # fmt: skip
 
@@ -116,11 +121,13 @@ def assert_adds_up(folder: Path, oracle: Any, slack: float = 1e-6) -> None:
             ms == pytest.approx(best) for ms, best in zip(score["step_ms"], least, strict=True)
         )
         assert score["win_rate"] == wins / count
-        both = [(a, b) for a, b in zip(score["step_ms"], theirs, strict=True) if a and b]
-        ratio = sum(a for a, _ in both) / sum(b for _, b in both)
+        pairs = zip(score["step_ms"], theirs, strict=True)
+        ratios = [a / b if a and b else None for a, b in pairs]
+        assert score["task_ratios"] == [r and pytest.approx(r) for r in ratios]
+        ratio = geometric_mean(r for r in ratios if r)
         assert score["ratio"] == pytest.approx(ratio, abs=1e-9)
         assert score["improvement"] == pytest.approx(1 - ratio, abs=1e-9)
-        middle = (score["ratio_low"] + score["ratio_high"]) / 2
+        middle = geometric_mean((score["ratio_low"], score["ratio_high"]))
         assert middle == pytest.approx(ratio, abs=1e-9)
         assert (score["ratio_high"] == score["ratio_low"]) == (name == figures["best_heuristic"])
         assert (score["better_than_heuristic"] is None) == (name == figures["best_heuristic"])
@@ -185,6 +192,9 @@ def test_mlflow_holds_all_of_it(estimated: tuple[Path, str]) -> None:
     score = figures_of(folder)["sharders"]["autoshard"]
     assert found.data.metrics["step_ms_mean/autoshard"] == pytest.approx(score["step_ms_mean"])
     assert found.data.metrics["oom/autoshard"] == 0
+    of_tasks = client.get_metric_history(found.info.run_id, "task_ratio/autoshard")
+    ratios = figures_of(folder)["sharders"]["autoshard"]["task_ratios"]
+    assert [point.value for point in of_tasks] == [pytest.approx(r) for r in ratios if r]
 
     def names(within: str | None = None) -> set[str]:
         return {entry.path for entry in client.list_artifacts(found.info.run_id, within)}
@@ -230,8 +240,8 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     ]
     assert len(tasks) == figures["tasks"]
     score = figures["sharders"]["cost"]
-    total = sum(found[0] for found in promised if found is not None)
-    assert score["promise"] == pytest.approx(total / sum(score["step_ms"]))
+    predicted = geometric_mean(found[0] for found in promised if found is not None)
+    assert score["promise"] == pytest.approx(predicted / geometric_mean(score["step_ms"]))
 
 
 def outcomes_of(*maxima: float | None) -> list[Outcome]:
@@ -279,9 +289,9 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     low, high = scores["cost"]["ratio_low"], scores["cost"]["ratio_high"]
     assert low < scores["cost"]["ratio"] < high
     said = " ".join(done.stdout.split())
-    assert "training step time, mean of the tasks (objective " in said
+    assert "training step time (objective " in said
     assert "; with TorchRec)" in said
-    assert "step ms" in done.stdout
+    assert "3/3 tasks trained" in said
 
 
 def test_scores_by_hand() -> None:
@@ -302,20 +312,66 @@ def test_scores_by_hand() -> None:
     assert (ours.seconds_mean, ours.measuring_seconds_mean) == (1.0, 0.5)
     assert ours.win_rate == pytest.approx(2 / 3)  # one of them is a tie, but for rounding
     assert scores["dim"].win_rate == pytest.approx(2 / 3)
-    assert ours.ratio == pytest.approx(7 / 11)
-    assert ours.promise == pytest.approx(3.5 / 7)
+    assert ours.ratio == pytest.approx(0.4**0.5)
+    assert ours.task_ratios == (0.8, 0.5, None)
+    assert ours.promise == pytest.approx(0.5)
     assert scores["dim"].promise is None
-    # By hand: both tasks deviate by 9/11 * 2/11 of a millisecond, and Student's t is 12.7.
-    deviation = abs(4 - 5 * 7 / 11) / 5.5
-    assert ours.half_width == pytest.approx(12.706 * deviation, rel=1e-3)
+    # By hand: both logs deviate by half of that of 1.6, and Student's t is 12.7.
+    deviation = math.log(1.6) / 2
+    assert ours.ratio_high == pytest.approx(0.4**0.5 * math.exp(12.706 * deviation), rel=1e-3)
     assert ours.ratio_variance == {"measuring": 0, "tasks": pytest.approx(deviation**2)}
-    assert ours.improvement == pytest.approx(1 - 7 / 11)
+    assert ours.improvement == pytest.approx(1 - 0.4**0.5)
     assert ours.gap == pytest.approx(0.0)
     assert scores["size"].improvement == 0
     assert (never.step_ms_mean, never.seconds_mean, never.improvement, never.gap) == (None,) * 4
     assert (never.oom, never.win_rate) == (3, 0)
     said = verdict(scores, best, "measured")
     assert "ours: step time not significantly different from size" in said
+
+
+def test_no_head_of_a_table_is_cut() -> None:
+    """With all columns, and names of sharders and tasks that are as long as ours."""
+    some = {
+        "size_lookup": outcomes_of(123.0, 456.0, 5000.0),
+        "autoshard_verified": outcomes_of(100.0, None, 3000.0),
+    }
+    scores, best = scored(some, [], autoshard_verified=[99.0, 5.0, 3000.0])
+    assert (scores["autoshard_verified"].oom, best) == (1, "size_lookup")
+    printed = StringIO()
+    names = [f"hot4-7{number}-of-a-long-name" for number in range(3)]
+    shown = score_tables(scores, best, "measured", "step", names)
+    Console(file=printed, width=80, force_terminal=False).print(*shown)
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in printed.getvalue()
+    for heads in (
+        [
+            "sharder",
+            "ms",
+            "bal.",
+            "oom",
+            "ratio",
+            "95% CI",
+            "P",
+            "P next",
+            "pred",
+            "plan s",
+            "meas s",
+        ],
+        ["sharder", "least", "task", "largest", "task"],
+    ):
+        assert any(re.split(r"\s+", line.strip()) == " ".join(heads).split() for line in lines)
+    assert "0.600 hot4-72" in printed.getvalue()
+
+
+def test_one_measured_task_has_the_interval_of_its_noise() -> None:
+    bar = outcomes_of(10.0)
+    noise = 0.01 * np.random.default_rng(0).standard_normal((1000, 1))
+    steps = {"dim": np.full((1000, 1), 10.0), "ours": 9 * (1 + noise)}
+    scores, best = score_all({"dim": bar, "ours": outcomes_of(9.0)}, steps, [], {})
+    said = verdict(scores, best, "measured")
+    assert said.startswith("ours: step time 10.0% lower than dim, the best heuristic (95% CI 8.")
+    assert said.endswith("% on this task alone; measured)")
 
 
 def test_a_gain_is_told_where_it_is_larger_than_its_interval() -> None:
@@ -346,7 +402,7 @@ def test_without_a_heuristic_nothing_is_claimed() -> None:
     scores, best = scored({"dim": outcomes_of(4.0), "ours": outcomes_of(5.0)}, [4.0])
     assert "no sharder beats dim, the best heuristic" in verdict(scores, best, "measured")
     scores, best = scored({"dim": outcomes_of(4.0), "ours": outcomes_of(2.0)}, [4.0])
-    assert scores["ours"].half_width is None
+    assert (scores["ours"].ratio_low, scores["ours"].ratio_variance) == (None, None)
     assert verdict(scores, best, "measured") == (
         "ours: step time not significantly different from dim, the best heuristic (ratio 0.500, "
         "one task; measured)"

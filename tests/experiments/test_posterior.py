@@ -5,7 +5,8 @@ import pytest
 
 from autoshard.benchmark.measurement import Directions
 from autoshard.cost_model.repeated_measurements import BatchCosts, KnownCost, spread_of_batches
-from autoshard.experiments.evaluation.posterior import Pricing, Ratio, StepPosterior
+from autoshard.experiments.evaluation.posterior import Pricing, StepPosterior
+from autoshard.experiments.evaluation.ratio import Ratio
 from autoshard.workload import Objective
 
 COMPUTE = Pricing(Objective("compute"), {})
@@ -116,58 +117,6 @@ def test_noise_of_forward_does_not_count_as_noise_of_backward() -> None:
         found.append(steps.mean())
     assert np.mean(found) - 12 < 0.6 * 1.03 * 0.2  # the maximum of four is 1.03 errors too high
     assert np.mean(found) > 11.95
-
-
-@pytest.mark.parametrize("tasks", [3, 8])
-@pytest.mark.parametrize(("noise", "choice"), [(0.0, 0.05), (0.03, 0.0), (0.03, 0.03)])
-def test_intervals_hold_the_truth_as_often_as_they_say(
-    tasks: int, noise: float, choice: float
-) -> None:
-    """By noise of measuring, by the choice of tasks, and by both, with few tasks and with more."""
-    rng = np.random.default_rng(1)
-    held, trials = 0, 400
-    for _ in range(trials):
-        level = 10 + rng.standard_normal(tasks)
-        ours = 0.95 * level * (1 + choice * rng.standard_normal(tasks))
-        costs = [values * (1 + noise * rng.standard_normal(tasks)) for values in (ours, level)]
-        drawn = [c * (1 + noise * rng.standard_normal((200, tasks))) for c in costs]
-        ratio = Ratio.of(*drawn)
-        assert ratio is not None
-        held += ratio.low <= 0.95 <= ratio.high
-    assert held / trials >= 0.93
-    if not noise:  # else it is a little too wide: part of what tasks differ by is noise, or not
-        assert held / trials <= 0.985
-
-
-def test_the_variance_is_split() -> None:
-    rng = np.random.default_rng(2)
-    bar = np.full((500, 40), 10.0)
-    noisy = 9.0 + 0.3 * rng.standard_normal(40) + 0.3 * rng.standard_normal((500, 40))
-    both = Ratio.of(noisy + 0.5 * rng.standard_normal(40), bar)
-    assert both is not None
-    assert both.measurement_variance == pytest.approx((0.03**2) / 40, rel=0.2)
-    assert both.task_variance == pytest.approx((0.05**2) / 40, rel=0.6)
-    certain = Ratio.of(noisy[:1], bar[:1])
-    assert certain is not None
-    assert certain.measurement_variance == 0 < certain.task_variance
-
-
-def test_probabilities() -> None:
-    bar = np.full((1, 6), 10.0)
-    same = Ratio.of(bar, bar)
-    assert same is not None
-    assert (same.value, same.half_width, same.probability_below_one) == (1, 0, 0.5)
-    better = Ratio.of(bar - np.array([1, 2, 1, 2, 1, 2]), bar)
-    assert better is not None
-    assert better.probability_below_one > 0.99
-    worse = Ratio.of(bar - np.array([1, -2, 1, -2, 1, -2]), bar)
-    assert worse is not None
-    assert 0.05 < worse.probability_below_one < 0.4
-    one = Ratio.of(bar[:, :1] - 5, bar[:, :1])
-    assert one is not None
-    assert one.probability_below_one == 0.5  # one task says nothing of others
-    assert one.half_width == np.inf
-    assert Ratio.of(np.full((1, 2), np.nan), bar[:, :2]) is None
 
 
 def batches(rng: np.random.Generator, count: int, spread: float, noise: float) -> BatchCosts:

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import mlflow
@@ -68,8 +69,11 @@ def test_the_test_is_measured_where_rewards_are(trained: Path) -> None:
     assert set(measured) == {told["best_heuristic"], "cost_fused", "policy", "autoshard"}
     assert measured[told["best_heuristic"]]["ratio"] == 1
     assert all(score["promise"] is not None for score in measured.values())
-    assert "over the best heuristic" in (trained / "stdout").read_text()
-    assert "mean of the tasks (measured)" in (trained / "stdout").read_text()
+    said = " ".join((trained / "stdout").read_text().split())
+    assert "predicted step time over the best heuristic's" in said
+    assert "step time (measured)" in said
+    of_tasks = told["test_of_tasks"]["autoshard"]
+    assert geometric_mean(of_tasks) == pytest.approx(told["test_over_best_heuristic"]["autoshard"])
 
 
 def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:
