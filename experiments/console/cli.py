@@ -43,8 +43,8 @@ class _Console(Console):
         return super().render_str(named, **options)
 
 
-console = _Console(highlight=False)
-error_console = _Console(stderr=True, highlight=False, soft_wrap=True)
+console = _Console(highlight=False, emoji=False)  # paths may have :x: in them
+error_console = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def run_command(

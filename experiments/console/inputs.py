@@ -14,6 +14,7 @@ from autoshard.workload import (
     UserError,
     documents,
 )
+from autoshard.workload.bounds import MAX_DEVICES, MAX_GB
 
 if TYPE_CHECKING:  # heavy, and options are read before
     from autoshard.cost_model import CostModel
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # heavy, and options are read before
 Number = TypeVar("Number", int, float)
 
 _GB = 2**30
-_MAX_GB = 2**32  # more than any device has
 
 
 def read_range(text: str, option: str, number: Callable[[str], Number]) -> tuple[Number, Number]:
@@ -41,11 +41,13 @@ def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
     Raises:
         UserError: There are not 1 or `count` numbers; the message names the source of `count`.
     """
+    if count > MAX_DEVICES:
+        raise UserError(f"{source}: plans are for at most {MAX_DEVICES} devices, got {count}")
     try:
         numbers = [float(part) for part in memory_gb.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < _MAX_GB for number in numbers):
+    if not numbers or not all(1 / _GB <= number < MAX_GB for number in numbers):
         raise UserError(
             f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
             f"got {memory_gb!r}"
