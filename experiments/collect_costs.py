@@ -103,6 +103,7 @@ def main(config: CollectConfig) -> None:
         batch: _shards(config, tables, batch, place, len(batch_sizes))
         for place, batch in enumerate(batch_sizes)
     }
+    by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
     requested = sum(map(len, shards.values()))
     if requested < config.num_shards:
         cli.note(f"{config.tables} has only {requested} different shards")
@@ -124,7 +125,6 @@ def main(config: CollectConfig) -> None:
         if requested >= _MIN_SHARDS_OF_PROBE:
             pool.probe()
         for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
-        by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
         summary = collect(pool, by_settings, for_shards, storage)
         report(summary, config)
         for place, batch_size in enumerate(batch_sizes):

@@ -13,6 +13,7 @@ MAX_GB = 2**32  # more memory than any device has
 _UP_TO: Mapping[str, float] = {
     **dict.fromkeys(("num_devices", "max_devices"), MAX_DEVICES),
     **dict.fromkeys(("batch_size", "batch_per_device"), MAX_BATCH_SIZE),
+    "num_shards": 2**20,
     **dict.fromkeys(("max_moved_gb", "host_memory_gb", "max_gb"), MAX_GB),
 }
 

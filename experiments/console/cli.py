@@ -1,6 +1,8 @@
 """Runs a command: parses its typed options, prints errors as one line, and sets the exit code."""
 
+import contextlib
 import errno
+import io
 import os
 import re
 import sys
@@ -68,9 +70,9 @@ def run_command(
     code = 0
     try:
         _check_dropped(dropped or {}, sys.argv[1:])
-        options = tyro.cli(config, prog=_program)
+        options = _parsed(config)
         if begun_with is not None:
-            options = tyro.cli(config, prog=_program, default=begun_with(options))
+            options = _parsed(config, begun_with(options))
         main(options)
     except UserError as error:
         say_error(str(error))
@@ -88,6 +90,31 @@ def run_command(
         say_error(f"{where}the disk is full, or a quota is: free some space and run again")
         code = BAD_INPUT
     sys.exit(code)
+
+
+def _parsed(config: type[Config], default: Config | None = None) -> Config:
+    """Returns the options of the command line; UserError in place of tyro's box of several lines."""
+    box, given = io.StringIO(), {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(config, prog=_program, **given)
+    except SystemExit as end:
+        if end.code != BAD_INPUT:
+            raise
+        raise UserError(_line_of(box.getvalue())) from None
+
+
+def _line_of(box: str) -> str:
+    """Returns what a box of tyro's says, without the descriptions of options."""
+    parts: list[list[str]] = [[]]
+    for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
+        text = row.strip("│").removeprefix(" ").rstrip()
+        if text.startswith("──"):
+            parts.append([])
+        elif not text.startswith(" " * 8):  # descriptions are indented
+            parts[-1].append(text.strip())
+    said = [" ".join(part) for part in parts if part and "helptext" not in part[0]]
+    return f"{'; '.join(said).rstrip('.')}: --help describes the options"
 
 
 def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:
