@@ -7,8 +7,8 @@ from statistics import median
 from typing import Literal, NamedTuple, TypeVar
 
 from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
-from autoshard.workload.bounds import MAX_BATCH_SIZE
 from autoshard.workload.arrays import Floats
+from autoshard.workload.bounds import MAX_BATCH_SIZE
 from autoshard.workload.operators import FLOAT_BYTES
 
 Status = Literal["ok", "refused", "failed"]

@@ -150,21 +150,20 @@ def _shards(
     several: int,
 ) -> list[Shard]:
     """Returns the shards of batch size number `place` of `several`; each has others."""
+    committee = None if config.query_by_committee is None else load_model(config.query_by_committee)
     limit = None if config.max_gb is None else ShardLimit(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
         tables,
-        count if config.query_by_committee is None else count * CANDIDATES,
+        count if committee is None else count * CANDIDATES,
         config.max_tables,
         config.seed * several + place,
         config.augment,
         limit,
     )
-    if config.query_by_committee is None:
+    if committee is None:
         return drawn
-    return most_uncertain(
-        EstimatedCosts(load_model(config.query_by_committee), batch_size), drawn, count
-    )
+    return most_uncertain(EstimatedCosts(committee, batch_size), drawn, count)
 
 
 def _share(count: int, place: int, several: int) -> int:

@@ -8,11 +8,13 @@ from autoshard.workload.errors import UserError
 
 MAX_DEVICES = 2**12  # for which heuristics plan in ten seconds; for four times as many, in minutes
 MAX_BATCH_SIZE = 2**31
+MAX_TABLES = 2**16  # for which planning takes minutes
 MAX_GB = 2**32  # more memory than any device has
 # Upper bounds of options that mean the same in all commands. Products of them fit into 64 bits.
 _UP_TO: Mapping[str, float] = {
     **dict.fromkeys(("num_devices", "max_devices"), MAX_DEVICES),
     **dict.fromkeys(("batch_size", "batch_per_device"), MAX_BATCH_SIZE),
+    "num_tables": MAX_TABLES,
     "num_shards": 2**20,
     **dict.fromkeys(("max_moved_gb", "host_memory_gb", "max_gb"), MAX_GB),
 }

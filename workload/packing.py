@@ -34,7 +34,7 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
         if homes.min() >= 0:
             return list(zip(pieces, homes.tolist(), strict=True))
         wide = [n for n, piece in enumerate(pieces) if can_be_split(piece)]
-        if not split or not wide or sizes.sum() > task.usable_bytes.sum():
+        if not split or not wide or sizes.sum(dtype=float) > task.usable_bytes.sum(dtype=float):
             raise does_not_fit(task, split)
         largest = max(wide, key=sizes.__getitem__)
         pieces[largest : largest + 1] = halves(pieces[largest])

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from autoshard.workload.arrays import Floats
+from autoshard.workload.bounds import MAX_TABLES
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import UPPER, mean_uses
 from autoshard.workload.tables import EmbeddingTable
@@ -29,7 +30,6 @@ LOOKUP_SHARE: Floats = np.array(
 )  # fmt: skip
 MEAN_POOLING = 887_017_990 / 856 / 65_536
 
-MAX_TABLES = 2**16  # for which planning takes minutes
 _MEAN_ROWS = 1_500_000  # our choice: the statistics lack sizes of tables
 _ROWS_SIGMA = 1.6
 _MAX_ROWS = 10_000_000  # 10 GB with 256 columns; larger tables would not fit many devices

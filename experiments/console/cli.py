@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import tyro
@@ -93,7 +94,7 @@ def run_command(
 
 
 def _parsed(config: type[Config], default: Config | None = None) -> Config:
-    """Returns the options of the command line; UserError in place of tyro's box of several lines."""
+    """Returns the options of the command line; UserError in place of tyro's box of lines."""
     box, given = io.StringIO(), {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(box):
@@ -113,8 +114,9 @@ def _line_of(box: str) -> str:
             parts.append([])
         elif not text.startswith(" " * 8):  # descriptions are indented
             parts[-1].append(text.strip())
+    command = _program or Path(sys.argv[0]).name
     said = [" ".join(part) for part in parts if part and "helptext" not in part[0]]
-    return f"{'; '.join(said).rstrip('.')}: --help describes the options"
+    return f"{'; '.join(said).rstrip('.')}: {command} --help describes the options"
 
 
 def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:

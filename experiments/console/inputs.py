@@ -1,5 +1,6 @@
 """Values that several commands read: ranges (`20-100`), devices (`16,16,32`), tasks, plan files."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,15 +25,20 @@ Number = TypeVar("Number", int, float)
 _GB = 2**30
 
 
-def read_range(text: str, option: str, number: Callable[[str], Number]) -> tuple[Number, Number]:
+def read_range(
+    text: str, option: str, number: Callable[[str], Number], most: float = math.inf
+) -> tuple[Number, Number]:
     """Returns the lower and upper end of `2-8`, or of a single number; UserError otherwise."""
     first, dash, last = text.partition("-")
     try:
         low = number(first)
-        return low, number(last) if dash else low
+        high = number(last) if dash else low
     except ValueError as error:
         kind = "whole number" if number is int else "number"
         raise UserError(f"{option}: a {kind} or a range such as 2-8, got {text!r}") from error
+    if high > most:
+        raise UserError(f"{option} must be at most {most}, got {text}")
+    return low, high
 
 
 def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
