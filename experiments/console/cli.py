@@ -106,11 +106,11 @@ def _parsed(config: type[Config], default: Config | None = None) -> Config:
 
 
 def _line_of(box: str) -> str:
-    """Returns what a box of tyro's says, without the descriptions of options."""
+    """Returns what a box of tyro's says, in Unicode or ASCII, without what options mean."""
     parts: list[list[str]] = [[]]
     for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
         text = row.strip("│").removeprefix(" ").rstrip()
-        if text.startswith("──"):
+        if text.strip() and not text.strip("─- "):
             parts.append([])
         elif not text.startswith(" " * 8):  # descriptions are indented
             parts[-1].append(text.strip())
