@@ -73,7 +73,7 @@ def run_command(
         _check_dropped(dropped or {}, sys.argv[1:])
         options = _parsed(config)
         if begun_with is not None:
-            options = _parsed(config, begun_with(options))
+            options = _parsed(config, default=begun_with(options))
         main(options)
     except UserError as error:
         say_error(str(error))
@@ -93,12 +93,13 @@ def run_command(
     sys.exit(code)
 
 
-def _parsed(config: type[Config], default: Config | None = None) -> Config:
+def _parsed(config: type[Config], **defaults: Any) -> Config:
     """Returns the options of the command line; UserError in place of tyro's box of lines."""
-    box, given = io.StringIO(), {} if default is None else {"default": default}
+    box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(config, prog=_program, **given)
+            options: Config = tyro.cli(config, prog=_program, **defaults)
+            return options
     except SystemExit as end:
         if end.code != BAD_INPUT:
             raise
