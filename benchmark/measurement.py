@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
 from autoshard.workload.arrays import Floats
+from autoshard.workload.bounds import MAX_BATCH_SIZE
 from autoshard.workload.operators import FLOAT_BYTES
 
 Status = Literal["ok", "refused", "failed"]
@@ -51,8 +52,9 @@ class MeasureSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch size must be at least 1, got {self.batch_size}")
+        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
+            most = f"and at most {MAX_BATCH_SIZE}"
+            raise UserError(f"batch size must be at least 1 {most}, got {self.batch_size}")
         # Costs depend on weights and optimizer alone, not on what training takes beside.
         alone = OperatorOptions(self.operator.weights, self.operator.optimizer)
         object.__setattr__(self, "operator", alone)

@@ -89,6 +89,8 @@ def is_fresh(path: Path) -> bool:
     """Returns whether there is no file yet, or an empty one."""
     if path.is_dir():
         raise StoreError(f"{path}: is a folder: name a file")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path}: is a device: name a file")
     return not path.exists() or path.stat().st_size == 0
 
 

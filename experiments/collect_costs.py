@@ -103,6 +103,7 @@ def main(config: CollectConfig) -> None:
         batch: _shards(config, tables, batch, place, len(batch_sizes))
         for place, batch in enumerate(batch_sizes)
     }
+    by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
     requested = sum(map(len, shards.values()))
     if requested < config.num_shards:
         cli.note(f"{config.tables} has only {requested} different shards")
@@ -124,7 +125,6 @@ def main(config: CollectConfig) -> None:
         if requested >= _MIN_SHARDS_OF_PROBE:
             pool.probe()
         for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
-        by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
         summary = collect(pool, by_settings, for_shards, storage)
         report(summary, config)
         for place, batch_size in enumerate(batch_sizes):
@@ -150,21 +150,20 @@ def _shards(
     several: int,
 ) -> list[Shard]:
     """Returns the shards of batch size number `place` of `several`; each has others."""
+    committee = None if config.query_by_committee is None else load_model(config.query_by_committee)
     limit = None if config.max_gb is None else ShardLimit(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
         tables,
-        count if config.query_by_committee is None else count * CANDIDATES,
+        count if committee is None else count * CANDIDATES,
         config.max_tables,
         config.seed * several + place,
         config.augment,
         limit,
     )
-    if config.query_by_committee is None:
+    if committee is None:
         return drawn
-    return most_uncertain(
-        EstimatedCosts(load_model(config.query_by_committee), batch_size), drawn, count
-    )
+    return most_uncertain(EstimatedCosts(committee, batch_size), drawn, count)
 
 
 def _share(count: int, place: int, several: int) -> int:

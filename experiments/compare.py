@@ -80,7 +80,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     num_tables: int = 60
     """Tables of a task."""
     num_devices: int = 4
-    """Devices of a task."""
+    """Devices of a task, up to 4,096."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
     """Names of sharders, separated by commas, or all that can run here. Those that measure require
     --measure. With --judge training, torchrec_default is TorchRec's planner with all types that it

@@ -69,7 +69,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_devices: int = tyro.MISSING
-    """Number of devices."""
+    """Number of devices, up to 4,096."""
     memory_gb: str = tyro.MISSING
     """Memory of a device in GB of 2^30 bytes, for weights, optimizer state and a batch's inputs and
     outputs. One number for all devices, or one per device, separated by commas."""

@@ -108,7 +108,7 @@ def open_oracle(
     Warns of tables and batch sizes outside the training data.
     """
     residuals = None
-    if store is not None and store.is_file():
+    if store is not None and store.exists():  # it says what is wrong with a folder
         residuals = _stored_residuals(model, batch_size, tables, store)
     oracle = EstimatedCosts(model, batch_size, residuals)
     learned = model.provenance.batch_sizes

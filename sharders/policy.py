@@ -14,7 +14,7 @@ from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.options import Sharded
-from autoshard.workload.packing import pack
+from autoshard.workload.packing import check_total, pack
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
@@ -107,6 +107,7 @@ class PolicySharder:
         for some in (options.required, *options.within_memory()):
             try:
                 rest = options.columns_task(some)
+                check_total(rest, [table.whole() for table in rest.tables], split)
                 found = self._rollouts_of(rest) or [pack(rest, split)]
                 return [Sharded.of_columns(options.task, placed, some) for placed in found]
             except PlanError as error:

@@ -21,6 +21,8 @@ def split_greedy(oracle: EstimatedCosts, task: ShardingTask) -> list[Placed]:
     greedy, found = GridGreedy(oracle, task, _SHARES), list[Placed]()
     largest = int(task.usable_bytes.max())
     cut: list[PlacementUnit] = []
+    if sum(_sizes(task, greedy.masks.units)) > sum(task.usable_bytes.tolist()):
+        return []  # pieces take no less
     for parts in _PARTS:
         finer = _cut(greedy, task, largest // parts)
         if len(finer) == len(cut):
@@ -37,16 +39,16 @@ def split_greedy(oracle: EstimatedCosts, task: ShardingTask) -> list[Placed]:
 def _cut(greedy: GridGreedy, task: ShardingTask, limit: int) -> list[PlacementUnit]:
     """Returns the units of a task, those with more bytes than the limit in pieces."""
     found, masks = list[PlacementUnit](), greedy.masks
-
-    def sizes(units: Sequence[PlacementUnit]) -> list[int]:
-        return [int(size) for size in bytes_of_units(task.operator, task.batch_size, units)]
-
-    for unit, size in zip(masks.units, sizes(masks.units), strict=True):
+    for unit, size in zip(masks.units, _sizes(task, masks.units), strict=True):
         pieces = [unit]
         while size > limit and all(
             masks.may_split(piece, len(pieces) + n) for n, piece in enumerate(pieces)
         ):
             pieces = [half for piece in pieces for half in piece.halves()]
-            size = max(sizes(pieces))
+            size = max(_sizes(task, pieces))
         found += pieces
     return found
+
+
+def _sizes(task: ShardingTask, units: Sequence[PlacementUnit]) -> list[int]:
+    return [int(size) for size in bytes_of_units(task.operator, task.batch_size, units)]

@@ -111,6 +111,8 @@ class Constraints:
                 raise UserError(f"cannot be read: {error.strerror}") from error
             except UnicodeDecodeError as error:
                 raise UserError("is not a UTF-8 text file") from error
+            except RecursionError as error:
+                raise UserError("has lists that are too deep") from error
             except yaml.YAMLError as error:
                 mark = getattr(error, "problem_mark", None)
                 where = "" if mark is None else f"line {mark.line + 1}: "

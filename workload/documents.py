@@ -60,6 +60,8 @@ def parse(text: bytes) -> Any:
         raise UserError("is not a UTF-8 text file") from error
     except json.JSONDecodeError as error:
         raise UserError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits
+        raise UserError("has numbers that are too long, or lists that are too deep") from error
 
 
 def write(path: Path | str, document: Any) -> None:

@@ -15,10 +15,11 @@ from itertools import cycle
 
 import numpy as np
 
+from autoshard.workload import documents
 from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import UPPER
-from autoshard.workload.synthetic import published_reuse
+from autoshard.workload.synthetic import check_count, published_reuse
 from autoshard.workload.tables import DIM_STEP, NUM_REUSE_BINS, EmbeddingTable
 
 # Criteo Kaggle data set: https://ailab.criteo.com/ressources (counted by DLRM).
@@ -225,8 +226,8 @@ def _drawn(name: str, rest: str) -> tuple[EmbeddingTable, ...]:
     if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
         raise UserError(f"write {name}:N[:SEED], for example {name}:200:1, got {name}:{rest}")
     count, seed = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0
-    if count < 1:
-        raise UserError(f"{name}:{rest}: at least 1 table is needed")
+    with documents.naming(f"{name}:{rest}"):
+        check_count(count)
     return _DRAWN[name](count, seed)
 
 

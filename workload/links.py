@@ -43,8 +43,8 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("bytes_s", "ring_bytes_s"):
             speed = getattr(self, name)
-            if speed is not None and not 0 < speed < float("inf"):
-                raise FieldError(name, f"must be more than 0, got {speed}")
+            if speed is not None and not 1 <= speed < float("inf"):
+                raise FieldError(name, f"must be at least 1, got {speed}")
         for name in ("latency_s", "ring_latency_s"):
             latency = getattr(self, name)
             if latency is not None and not 0 <= latency < float("inf"):

@@ -34,10 +34,21 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
         if homes.min() >= 0:
             return list(zip(pieces, homes.tolist(), strict=True))
         wide = [n for n, piece in enumerate(pieces) if can_be_split(piece)]
-        if not split or not wide or sizes.sum() > task.usable_bytes.sum():
+        if not split or not wide:
             raise does_not_fit(task, split)
+        check_total(task, pieces, split)
         largest = max(wide, key=sizes.__getitem__)
         pieces[largest : largest + 1] = halves(pieces[largest])
+
+
+def check_total(task: ShardingTask, pieces: Sequence[Piece], split: bool) -> None:
+    """Raises PlanError if pieces take more than all memory, which splitting them does not change.
+
+    Sums are of floats, which have no upper limit.
+    """
+    sizes = task.operator.bytes_of_each(pieces, task.batch_size)
+    if sizes.sum(dtype=float) > task.usable_bytes.sum(dtype=float):
+        raise does_not_fit(task, split)
 
 
 def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:

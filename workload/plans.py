@@ -13,7 +13,7 @@ from autoshard.workload.placements import Placement, merged_by_device
 from autoshard.workload.plan_faults import fault_of_blocks, fault_of_memory, fault_of_rule
 from autoshard.workload.replicas import ReplicaGroups
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard, hot_name
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tasks import ShardingTask, check_devices
 
 # Copies, hot rows, blocks of rows and replicas came with version 2, caches with 3.
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 3, oldest=1)
@@ -368,7 +368,7 @@ class ShardingPlan:
                 raise FieldError("copied", "must be a list of different tables")
             return ShardingPlan(
                 tuple(map(Placement.from_json, placements)),
-                int(document["num_devices"]),
+                check_devices(int(document["num_devices"])),
                 tuple(map(str, copied)),
                 _rows_by_table(document, "hot_rows"),
                 ReplicaGroups.from_json(document.get("replicas")),

@@ -206,8 +206,8 @@ def _boolean(column: str, value: Any) -> bool:
 
 def _number(column: str, value: Any) -> float | int:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = float(value if not isinstance(value, bool) else "")
+    except (TypeError, ValueError, OverflowError):
         raise FieldError(column, f"must be a number, got {value!r}") from None
     if column not in _WHOLE:
         return number

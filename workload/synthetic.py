@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from autoshard.workload.arrays import Floats
+from autoshard.workload.bounds import MAX_TABLES
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import UPPER, mean_uses
 from autoshard.workload.tables import EmbeddingTable
@@ -36,6 +37,12 @@ _POOLING_SIGMA = 1.2
 _MAX_POOLING = 200.0
 _TILT_SIGMA = 0.35  # variation of reuse between tables: factor exp(tilt * bin) on each bin
 _DIMS = (16, 32, 64, 128, 256)  # our choice
+
+
+def check_count(count: int) -> None:
+    """Raises UserError for a number of tables that nothing can be planned for."""
+    if not 1 <= count <= MAX_TABLES:
+        raise UserError(f"at least 1 table is needed, and at most {MAX_TABLES}, got {count}")
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,7 @@ def synthetic_tables(
     count: int, seed: int = 0, profile: str | None = None
 ) -> tuple[EmbeddingTable, ...]:
     """Returns `count` tables, the same for the same arguments."""
-    if count < 1:
-        raise UserError("at least 1 table is needed")
+    check_count(count)
     name = profile or default_profile()
     if name not in PROFILES:
         raise UserError(f"profile {name!r} is not one of {', '.join(PROFILES)}")

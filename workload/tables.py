@@ -26,6 +26,7 @@ _FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
 MAX_FEATURES = 2**12
+MAX_POOLING_FACTOR = 2**20
 _MAX_BLOCKS = 2**14  # tables whose blocks of rows are kept
 
 _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
@@ -87,19 +88,20 @@ class EmbeddingTable:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise FieldError("name", "must be a non-empty text")
-        _check_whole("rows", self.rows, 1, MAX_ROWS)
-        _check_whole("dim", self.dim, DIM_STEP, MAX_DIM)
+        check_whole("rows", self.rows, 1, MAX_ROWS)
+        check_whole("dim", self.dim, DIM_STEP, MAX_DIM)
         if self.dim % DIM_STEP:
             raise FieldError("dim", f"must be a multiple of {DIM_STEP}, got {self.dim}")
-        if not (math.isfinite(self.pooling_factor) and self.pooling_factor >= 0):
-            raise FieldError("pooling_factor", f"must be at least 0, got {self.pooling_factor}")
+        if not 0 <= self.pooling_factor <= MAX_POOLING_FACTOR:
+            must = f"must lie between 0 and {MAX_POOLING_FACTOR}"
+            raise FieldError("pooling_factor", f"{must}, got {self.pooling_factor}")
         if self.zipf_alpha is not None and not 0 <= self.zipf_alpha <= 10:
             raise FieldError("zipf_alpha", f"must lie between 0 and 10, got {self.zipf_alpha}")
         if self.reuse is not None:
             self._check_reuse(self.reuse)
         if self.reuse_batch_size is not None:
-            _check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
-        _check_whole("features", self.features, 1, MAX_FEATURES)
+            check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
+        check_whole("features", self.features, 1, MAX_FEATURES)
         if not isinstance(self.weighted, bool):
             raise FieldError("weighted", f"must be true or false, got {self.weighted!r}")
         if self.features > 1 and self.trace is not None:
@@ -107,7 +109,7 @@ class EmbeddingTable:
         if self.access is not None:
             self.access.check(self.rows)
         if self.cached_rows is not None:
-            _check_whole("cached_rows", self.cached_rows, 0, self.rows)
+            check_whole("cached_rows", self.cached_rows, 0, self.rows)
 
     def _check_reuse(self, reuse: tuple[float, ...]) -> None:
         if self.zipf_alpha is not None:
@@ -352,7 +354,8 @@ def digest(value: Any) -> str:
     return hashlib.sha256(_encoded(value).encode()).hexdigest()[:24]
 
 
-def _check_whole(field: str, value: int, low: int, high: int) -> None:
+def check_whole(field: str, value: int, low: int, high: int) -> None:
+    """Raises FieldError unless a value is a whole number within these bounds."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise FieldError(field, f"must be a whole number, got {value!r}")
     if not low <= value <= high:

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload import documents
+from autoshard.workload.bounds import MAX_BATCH_SIZE, MAX_DEVICES, MAX_GB
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
 from autoshard.workload.rules import Rule
-from autoshard.workload.tables import EmbeddingTable, Piece, row_blocks
+from autoshard.workload.tables import EmbeddingTable, Piece, check_whole, row_blocks
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 _HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
@@ -33,8 +34,7 @@ class Device:
     hardware: str = ""
 
     def __post_init__(self) -> None:
-        if self.memory_bytes <= 0:
-            raise FieldError("memory_bytes", f"must be positive, got {self.memory_bytes}")
+        check_whole("memory_bytes", self.memory_bytes, 1, 2**30 * MAX_GB)
         if not 0 <= self.reserved_bytes < self.memory_bytes:
             raise FieldError(
                 "reserved_bytes",
@@ -57,8 +57,7 @@ class Device:
     @staticmethod
     def uniform(count: int, memory_bytes: int) -> tuple["Device", ...]:
         """Returns `count` equal devices."""
-        if count < 1:
-            raise FieldError("devices", f"must be at least 1, got {count}")
+        check_devices(count)
         return tuple(Device(f"device{number}", memory_bytes) for number in range(count))
 
 
@@ -88,10 +87,8 @@ class ShardingTask:
     def __post_init__(self) -> None:
         if not self.tables and not self.beside:
             raise FieldError("tables", "a task needs at least one table")
-        if not self.devices:
-            raise FieldError("devices", "a task needs at least one device")
-        if self.batch_size < 1:
-            raise FieldError("batch_size", f"must be at least 1, got {self.batch_size}")
+        check_devices(len(self.devices))
+        check_whole("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         check_unique_names(self.tables)
         names = {table.name for table in self.tables} if self.rules else set()
         for rule in self.rules:
@@ -306,6 +303,12 @@ class ShardingTask:
         """Reads a task; UserError names the file and the fault."""
         with documents.naming(path):
             return ShardingTask.from_json(documents.read(path))
+
+
+def check_devices(count: int) -> int:
+    """Returns the number of devices; FieldError if there are no plans for so many."""
+    check_whole("num_devices", count, 1, MAX_DEVICES)
+    return count
 
 
 def check_unique_names(tables: tuple[EmbeddingTable, ...]) -> None:

@@ -1,11 +1,14 @@
 """Runs a command: parses its typed options, prints errors as one line, and sets the exit code."""
 
+import contextlib
 import errno
+import io
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import tyro
@@ -43,8 +46,8 @@ class _Console(Console):
         return super().render_str(named, **options)
 
 
-console = _Console(highlight=False)
-error_console = _Console(stderr=True, highlight=False, soft_wrap=True)
+console = _Console(highlight=False, emoji=False)  # paths may have :x: in them
+error_console = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def run_command(
@@ -68,9 +71,9 @@ def run_command(
     code = 0
     try:
         _check_dropped(dropped or {}, sys.argv[1:])
-        options = tyro.cli(config, prog=_program)
+        options = _parsed(config)
         if begun_with is not None:
-            options = tyro.cli(config, prog=_program, default=begun_with(options))
+            options = _parsed(config, default=begun_with(options))
         main(options)
     except UserError as error:
         say_error(str(error))
@@ -88,6 +91,33 @@ def run_command(
         say_error(f"{where}the disk is full, or a quota is: free some space and run again")
         code = BAD_INPUT
     sys.exit(code)
+
+
+def _parsed(config: type[Config], **defaults: Any) -> Config:
+    """Returns the options of the command line; UserError in place of tyro's box of lines."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            options: Config = tyro.cli(config, prog=_program, **defaults)
+            return options
+    except SystemExit as end:
+        if end.code != BAD_INPUT:
+            raise
+        raise UserError(_line_of(box.getvalue())) from None
+
+
+def _line_of(box: str) -> str:
+    """Returns what a box of tyro's says, in Unicode or ASCII, without what options mean."""
+    parts: list[list[str]] = [[]]
+    for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
+        text = row.strip("│").removeprefix(" ").rstrip()
+        if text.strip() and not text.strip("─- "):
+            parts.append([])
+        elif not text.startswith(" " * 8):  # descriptions are indented
+            parts[-1].append(text.strip())
+    command = _program or Path(sys.argv[0]).name
+    said = [" ".join(part) for part in parts if part and "helptext" not in part[0]]
+    return f"{'; '.join(said).rstrip('.')}: {command} --help describes the options"
 
 
 def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Values that several commands read: ranges (`20-100`), devices (`16,16,32`), tasks, plan files."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +15,7 @@ from autoshard.workload import (
     UserError,
     documents,
 )
+from autoshard.workload.bounds import MAX_DEVICES, MAX_GB
 
 if TYPE_CHECKING:  # heavy, and options are read before
     from autoshard.cost_model import CostModel
@@ -21,18 +23,22 @@ if TYPE_CHECKING:  # heavy, and options are read before
 Number = TypeVar("Number", int, float)
 
 _GB = 2**30
-_MAX_GB = 2**32  # more than any device has
 
 
-def read_range(text: str, option: str, number: Callable[[str], Number]) -> tuple[Number, Number]:
+def read_range(
+    text: str, option: str, number: Callable[[str], Number], most: float = math.inf
+) -> tuple[Number, Number]:
     """Returns the lower and upper end of `2-8`, or of a single number; UserError otherwise."""
     first, dash, last = text.partition("-")
     try:
         low = number(first)
-        return low, number(last) if dash else low
+        high = number(last) if dash else low
     except ValueError as error:
         kind = "whole number" if number is int else "number"
         raise UserError(f"{option}: a {kind} or a range such as 2-8, got {text!r}") from error
+    if high > most:
+        raise UserError(f"{option} must be at most {most}, got {text}")
+    return low, high
 
 
 def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
@@ -41,11 +47,13 @@ def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
     Raises:
         UserError: There are not 1 or `count` numbers; the message names the source of `count`.
     """
+    if count > MAX_DEVICES:
+        raise UserError(f"{source}: plans are for at most {MAX_DEVICES} devices, got {count}")
     try:
         numbers = [float(part) for part in memory_gb.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < _MAX_GB for number in numbers):
+    if not numbers or not all(1 / _GB <= number < MAX_GB for number in numbers):
         raise UserError(
             f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
             f"got {memory_gb!r}"

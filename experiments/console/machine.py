@@ -13,6 +13,7 @@ from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError, l
 from autoshard.cost_model import CostModel, OtherHardware, load_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
+from autoshard.workload.bounds import MAX_DEVICES
 from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
 from autoshard.workload.links import slowest_of
 
@@ -42,7 +43,7 @@ class MachineOptions:
         """Options of each kind of hardware, and number of its devices; none if it is one kind.
 
         Raises:
-            UserError: A number is missing.
+            UserError: A number is missing, or out of bounds.
         """
         named = (self.hardware or "").split(",")
         if len(named) == 1 and not _COUNTED.fullmatch(named[0]):
@@ -55,6 +56,8 @@ class MachineOptions:
                     f"--hardware {each}: say how many devices are of each kind, as in "
                     "h100-80gb:4,a100-80gb:4"
                 )
+            if not 1 <= int(counted[2]) <= MAX_DEVICES:
+                raise UserError(f"--hardware {each}: name 1 to {MAX_DEVICES} devices of each kind")
             found.append((replace(self, hardware=counted[1]), int(counted[2])))
         return tuple(found)
 

@@ -19,6 +19,8 @@ def check_file(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> 
         return
     if path.is_dir():
         raise UserError(f"{path}: is a folder: name a file for {option}")
+    if path.exists() and not path.is_file():  # root would replace it
+        raise UserError(f"{path}: is a device: name a file for {option}")
     if suffixes and path.suffix not in suffixes:
         raise UserError(f"{path}: name a file that ends in {' or '.join(suffixes)} for {option}")
     _check_writable(path, path.parent)

@@ -15,7 +15,7 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
-from autoshard.workload.bounds import check_bounds
+from autoshard.workload.bounds import MAX_DEVICES, MAX_TABLES, check_bounds
 
 Goal = Literal["maximum", "balance"]
 LearnerName = Literal["critic", "group_baseline", "reinforce"]
@@ -215,11 +215,11 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         """Returns the sampler of tasks."""
         if self.choices:
             return task_sampler_of(self.choices)
-        devices = read_range(self.num_devices, "--num-devices", int)
+        devices = read_range(self.num_devices, "--num-devices", int, MAX_DEVICES)
         for number in range(*devices):
             self.build_objective(number)  # raises where nodes are not full
         return RandomTaskSampler(
-            read_range(self.num_tables, "--num-tables", int),
+            read_range(self.num_tables, "--num-tables", int, MAX_TABLES),
             devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
