@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autoshard.benchmark import ReferenceLevel
 from autoshard.benchmark.backends import fingerprint_here
-from autoshard.cost_model import network, older_formats
+from autoshard.cost_model import network
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.machines import EFFECTS, Machines, TrainingMachine
@@ -29,17 +29,9 @@ from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.workload import OperatorOptions, UserError, documents
 from autoshard.workload.links import link_from_json
 
-MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
+MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 2)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
-# Keys of files and fields of `ResidualPrior`.
-_PRIOR_FIELDS = {
-    "own": "own",
-    "alike": "shared",
-    "doubt": "extrapolation",
-    "rest": "rest",
-    "rest_ms": "rest_ms",
-}
 _NETWORKS, _SCALE = "compute.", "scale."
 _MACHINES, _EFFECTS = "machines.", "machines.effects."
 
@@ -143,15 +135,14 @@ def _tensors_of(compute: ComputeCostModel) -> dict[str, Tensor]:
 
 def _description(model: CostModel) -> dict[str, Any]:
     trained_on = asdict(model.provenance)
-    trained_on["quiet"] = trained_on.pop("reference_level")  # as files have always called it
     trained_on["operator"] = model.provenance.operator.to_json()
-    machines: dict[str, Any] = {}
+    machines: dict[str, Any] | None = None
     if model.machines is not None:
         hosts = [
-            {"hardware": hardware, "quiet": None if level is None else asdict(level)}
+            {"hardware": hardware, "reference_level": None if level is None else asdict(level)}
             for hardware, level in model.machines.trained_on
         ]
-        machines = {"machines": {**_description_of(model.machines.mean), "trained_on": hosts}}
+        machines = {**_description_of(model.machines.mean), "trained_on": hosts}
     return {
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
@@ -160,7 +151,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         "trained_on": trained_on,
         "overhead": None if model.overhead is None else model.overhead.to_json(),
         "overheads": {on: overhead.to_json() for on, overhead in model.overheads.items()},
-        **machines,
+        "machines": machines,
     }
 
 
@@ -168,12 +159,11 @@ def _description_of(compute: ComputeCostModel) -> dict[str, Any]:
     return {
         "shape": asdict(compute.shape),
         "uncertainty": asdict(compute.uncertainty),
-        "factors": {key: getattr(compute.prior, name) for key, name in _PRIOR_FIELDS.items()},
+        "prior": asdict(compute.prior),
     }
 
 
 def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostModel:
-    document, tensors = older_formats.updated(document, tensors)
     for part, expected in (("inputs", network.INPUTS), ("terms", network.TERMS)):
         if document[part] != [*expected]:
             raise CheckpointError(
@@ -182,8 +172,8 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     fields = dict(document["trained_on"])
     fields["operator"] = OperatorOptions(**fields["operator"])
     fields["batch_sizes"] = tuple(fields["batch_sizes"])
-    fields["reference_level"] = _level(fields.pop("quiet"))
-    overhead = document.get("overhead")  # which models from before do not have
+    fields["reference_level"] = _level(fields["reference_level"])
+    overhead = document["overhead"]
     return CostModel(
         _compute(document, tensors),
         Provenance(**fields),
@@ -192,7 +182,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         overhead=None if overhead is None else StepOverhead.from_json(overhead),
         overheads={
             hardware: StepOverhead.from_json(each)
-            for hardware, each in document.get("overheads", {}).items()
+            for hardware, each in document["overheads"].items()
         },
     )
 
@@ -206,7 +196,7 @@ def _compute(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comp
         scale,
         Ensemble(example, _checked(tensors, example)),
         Uncertainty(**document["uncertainty"]),
-        ResidualPrior(**{_PRIOR_FIELDS[key]: value for key, value in document["factors"].items()}),
+        ResidualPrior(**document["prior"]),
     )
 
 
@@ -214,7 +204,8 @@ def _machines(document: Mapping[str, Any] | None, tensors: Mapping[str, Tensor])
     if document is None:
         return None
     trained_on = tuple(
-        TrainingMachine(each["hardware"], _level(each["quiet"])) for each in document["trained_on"]
+        TrainingMachine(each["hardware"], _level(each["reference_level"]))
+        for each in document["trained_on"]
     )
     mean = _compute(document, tensors)
     effects = _under(_EFFECTS.removeprefix(_MACHINES), tensors)

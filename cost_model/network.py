@@ -22,8 +22,8 @@ from autoshard.workload import FEATURE_NAMES
 # Raw sizes add nothing to their logarithms.
 _RAW = ("dim", "rows", "pooling_factor", "size_gb")
 INPUTS = tuple(name for name in FEATURE_NAMES if name not in _RAW)
-# Inputs that early models lack; all their training tables had 0.
-LATER_INPUTS = ("log_features", "weighted")
+# Inputs that are 0 for most tables, and for all of some training sets.
+_SPARSE_INPUTS = ("log_features", "weighted")
 DIRECTIONS = 2  # forward and backward
 
 # Work of a table, as products of powers of its extensive inputs.
@@ -41,7 +41,7 @@ TERMS: dict[str, dict[str, float]] = {
 # Work has separate prices for tables of one feature, of several (fbgemm's CPU kernels then take
 # another path), and, in addition to either, for weights of lookups.
 KINDS = ("one", "several", "weights")
-_LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in LATER_INPUTS)
+_LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in _SPARSE_INPUTS)
 _LOG_DISTINCT_ROWS = INPUTS.index("log_distinct_rows")
 # Inputs by which the speed of one machine may rise or fall beside that of another.
 TILTING = ("log_dim", "log_rows", "log_lookups", "log_distinct_rows", "log_batch_size")
@@ -89,7 +89,7 @@ class NetworkShape:
 
 
 # Minimum deviations of inputs, so that inputs that hardly vary count little.
-MIN_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
+MIN_DEVIATIONS = torch.tensor([0.5 if name in _SPARSE_INPUTS else 0.05 for name in INPUTS])
 
 
 class InputScale(NamedTuple):

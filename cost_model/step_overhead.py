@@ -290,7 +290,6 @@ class StepOverhead:
             "rows": RowOverhead,
             "reference_level": ReferenceLevel,
         }
-        # Models from before do not know all of them.
         known = {name for name in kinds if document.get(name) is not None}
         return StepOverhead(**{**document, **{n: kinds[n](**document[n]) for n in known}})
 

@@ -1,34 +1,26 @@
 """Models in folders: they come back to the bit, and nothing is lost on the way."""
 
 import json
-import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from formula import HARDWARE
-from safetensors.torch import load_file, save_file
 
 from autoshard.cost_model import (
     CostModel,
     EstimatedCosts,
     OtherHardware,
-    OutsideTraining,
     read_costs,
     split,
 )
 from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
-from autoshard.cost_model.compute import ResidualPrior
 from autoshard.cost_model.evaluation import evaluate
-from autoshard.cost_model.network import INPUTS, LATER_INPUTS, TERMS
-from autoshard.workload import EmbeddingTable, Link, Network, Shard, UserError, random_shards
-
-EARLY = Path(__file__).parent / "model_0_1"  # written by version 0.1.0
+from autoshard.workload import EmbeddingTable, Link, Network, Shard, random_shards
 
 
 def test_a_model_comes_back_to_the_bit(
@@ -124,88 +116,6 @@ def test_a_folder_without_a_model_is_reported_in_one_line(
         load_model(folder, HARDWARE)
     assert type(caught.value).__module__.startswith(("autoshard.cost_model", "autoshard.workload"))
     assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def without_later_inputs(folder: Path) -> None:
-    """Make of the model there one from before these inputs were known."""
-    kept = [n for n, name in enumerate(INPUTS) if name not in LATER_INPUTS]
-    _edit(lambda d: d.update(inputs=[INPUTS[n] for n in kept]))(folder)
-    path = folder / "model.safetensors"
-    tensors = {
-        name: tensor[..., kept].contiguous() if tensor.shape[-1:] == (len(INPUTS),) else tensor
-        for name, tensor in load_file(path).items()
-    }
-    prices = "compute.table.log_prices"
-    tensors[prices] = tensors[prices][..., : len(TERMS)].contiguous()
-    save_file(tensors, path)
-
-
-def test_an_early_model_is_uncertain_of_later_inputs(
-    tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
-) -> None:
-    save_model(model, tmp_path / "model")
-    without_later_inputs(tmp_path / "model")
-    early = EstimatedCosts(load_model(tmp_path / "model", HARDWARE), 1024)
-    shards = random_shards(tables, 30, 8, augment=True)
-    for one, other in zip(
-        early.costs(shards), EstimatedCosts(model, 1024).costs(shards), strict=True
-    ):
-        assert one.total_ms == pytest.approx(other.total_ms, rel=1e-5)
-        assert one.spread == pytest.approx(other.spread, rel=1e-3)
-    (usual,) = early.costs([Shard.of_tables(tables[:1])])
-    for name, change in (
-        ("log_features|log_batch_size", {"features": 4}),
-        ("weighted", {"weighted": True}),
-    ):
-        outside = replace(tables[0], **change)  # type: ignore[arg-type]
-        with pytest.warns(OutsideTraining, match=f"its ({name}) by"):
-            (cost,) = early.costs([Shard.of_tables([outside])])
-        assert cost.spread > 3 * usual.spread
-    save_model(early.model, tmp_path / "again")
-    again = load_model(tmp_path / "again", HARDWARE)
-    assert EstimatedCosts(again, 1024).costs(shards) == early.costs(shards)
-
-
-def test_an_early_model_has_one_number_for_the_reference_level(
-    tmp_path: Path, model: CostModel
-) -> None:
-    def without_level(document: dict[str, Any]) -> None:
-        trained_on = document["trained_on"]
-        del trained_on["quiet"]
-        trained_on["quiet_ms"] = 2.5
-        del document["factors"]
-
-    save_model(model, tmp_path / "model")
-    _edit(without_level)(tmp_path / "model")
-    early = load_model(tmp_path / "model", HARDWARE)
-    level = early.provenance.reference_level
-    assert level is not None
-    assert (level.forward_ms, level.backward_ms) == (2.5, 2.5)
-    assert early.compute.prior == ResidualPrior()
-
-
-@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
-def test_a_model_of_0_1_prices_as_it_did() -> None:
-    """The shipped model keeps its networks and its link, and knows more machines."""
-    early, shipped = (load_model(where, "any") for where in (EARLY, "cpu"))
-    assert (early.links, early.provenance) == (shipped.links, shipped.provenance)
-    for name, weight in shipped.compute.ensemble.weights.items():
-        assert early.compute.ensemble.weights[name].equal(weight)
-    assert early.machines is None
-    assert shipped.machines is not None
-    assert shipped.machines.trained_on[0].hardware == shipped.provenance.hardware
-
-
-@pytest.mark.parametrize("damaged", ["communication_scale", "communication.layers.2.weight"])
-def test_a_damaged_network_for_all_to_alls_is_reported_in_one_line(
-    tmp_path: Path, damaged: str
-) -> None:
-    shutil.copytree(EARLY, tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
-    save_file({n: t for n, t in load_file(path).items() if n != damaged}, path)
-    with pytest.raises(UserError, match="its network for all-to-alls is damaged") as caught:
-        load_model(tmp_path / "model", HARDWARE)
     assert "\n" not in str(caught.value)
 
 
