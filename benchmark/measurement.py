@@ -35,7 +35,7 @@ class Directions(NamedTuple):
     def of(
         both: float, forward: float | None = None, backward: float | None = None
     ) -> "Directions":
-        """Returns the quantity. A direction that is None, as in older stores, is like both."""
+        """Returns the quantity. A direction that is None, for unknown, is like both."""
         forward, backward = (both if value is None else value for value in (forward, backward))
         return Directions(forward, backward, both)
 

@@ -6,9 +6,7 @@ are in the metadata.
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from autoshard.benchmark.measurement import (
     method_of,
 )
 from autoshard.benchmark.probe import MachineProbe
-from autoshard.benchmark.repeats import own_error
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.benchmark.store_rows import COLUMNS, unpack_ids
 from autoshard.workload import (
@@ -41,7 +38,6 @@ from autoshard.workload import (
 )
 
 PARQUET_SCHEMA = "autoshard.measurements/4"
-_READABLE = (*(f"autoshard.measurements/{version}" for version in (2, 3)), PARQUET_SCHEMA)
 
 _TRACE = pa.struct(
     [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),
@@ -117,9 +113,6 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     exchanges = store.exchanges()
     if exchanges:
         records = [_exchange_record(exchange) for exchange in exchanges]
-        if all(record["collective"] == "all_to_all" for record in records):
-            for record in records:
-                del record["collective"]  # which earlier versions do not know
         _write(pa.Table.from_pylist(records), exchanges_path(path))
     return len(rows)
 
@@ -138,8 +131,8 @@ def import_parquet(store: MeasurementStore, path: Path | str) -> int:
 
 
 def read_parquet_probes(path: Path | str) -> list[MachineProbe]:
-    """Returns the probes in a Parquet file of measurements; files from before have none."""
-    found = _metadata(path).get(b"probes", b"[]")
+    """Returns the probes in a Parquet file of measurements."""
+    found = _metadata(path)[b"probes"]
     with documents.naming(path):
         return [MachineProbe.from_json(probe) for probe in documents.parse(found)]
 
@@ -167,8 +160,6 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         fields = {name: record[name] for name in _TIMED}
         spread, error = (_directions(record, name) for name in ("spread", "error"))
         timing = Timing(**fields, spread=spread, reference_level=_level(record), error=error)
-        if record.get("error") is None:  # an older file
-            timing = replace(timing, error=own_error(timing))
     return Measurement(
         shard=Shard(tuple(_piece(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
@@ -181,20 +172,16 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         timing=timing,
         reason=record["reason"],
         reused=True,
-        device_state=record.get("device_state") or "",
+        device_state=record["device_state"] or "",
     )
 
 
 def _directions(record: dict[str, Any], name: str) -> Directions:
-    """Returns a quantity of both directions; older files have it for their sum alone."""
-    both = record.get(name, math.nan)
-    return Directions.of(both, record.get(f"forward_{name}"), record.get(f"backward_{name}"))
+    return Directions.of(record[name], record[f"forward_{name}"], record[f"backward_{name}"])
 
 
 def _level(record: dict[str, Any]) -> ReferenceLevel | None:
-    """Returns the reference level; older files have one number, and only ratios matter."""
-    old = record.get("quiet_ms")
-    forward_ms, backward_ms = (record.get(f"quiet_{n}_ms", old) for n in ("forward", "backward"))
+    forward_ms, backward_ms = record["quiet_forward_ms"], record["quiet_backward_ms"]
     if forward_ms is None or backward_ms is None:
         return None
     return ReferenceLevel(forward_ms, backward_ms, method_of(record["versions"]))
@@ -227,8 +214,8 @@ def _exchange(record: dict[str, Any]) -> Exchange:
         tuple(fields.pop("dims")),
         fields.pop("batch_size"),
         fields.pop("devices"),
-        tuple(fields.pop("nodes", None) or ()),
-        fields.pop("collective", None) or "all_to_all",
+        tuple(fields.pop("nodes") or ()),
+        fields.pop("collective"),
     )
     forward, backward = tuple(fields.pop("forward_ms")), tuple(fields.pop("backward_ms"))
     return Exchange(key=key, forward_ms=forward, backward_ms=backward, **fields)
@@ -256,7 +243,7 @@ def _metadata(path: Path | str) -> dict[bytes, bytes]:
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     schema = found.get(b"schema", b"").decode()
-    if schema not in _READABLE:
+    if schema != PARQUET_SCHEMA:
         raise UserError(
             f"{path}: is not a Parquet file of {PARQUET_SCHEMA} (it says {schema or 'nothing'})"
         )

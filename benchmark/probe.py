@@ -121,7 +121,7 @@ class MachineProbe:
         system: What the system says of the device.
         operator: Prices of the fused operator.
         working_sets: Speeds of memory by size of the working set, ascending.
-        shards: Costs of small shards at the reference level; probes from before have none.
+        shards: Costs of small shards at the reference level.
         seconds: Time that the probe took.
         measured_at: Time stamp, in seconds; 0 if nothing was run.
     """
@@ -172,7 +172,7 @@ class MachineProbe:
                 working_sets=tuple(_working_set(each) for each in document["working_sets"]),
                 shards=tuple(
                     ProbedShard(str(each["name"]), _passes(each["ms"]))
-                    for each in document.get("shards", [])
+                    for each in document["shards"]
                 ),
                 seconds=float(document["seconds"]),
                 measured_at=float(document["measured_at"]),

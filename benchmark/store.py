@@ -65,7 +65,6 @@ class MeasurementStore:
                 self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None
             )
             self._db.execute("PRAGMA synchronous = NORMAL")
-            store_file.add_later_columns(self._db)
         self._piece_ids: dict[tuple[str, str, int, int], int] = {}
         self._pieces: dict[int, Piece] = {}
         self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # settled ones
@@ -299,7 +298,7 @@ class MeasurementStore:
             f"CREATE TABLE IF NOT EXISTS {kind} ({_DOCUMENTS[kind]} TEXT PRIMARY KEY, document)"
         )
         with self._reporting(), self._writing():
-            self._db.execute(create)  # here, because stores of earlier versions lack the table
+            self._db.execute(create)  # most stores have no documents
             row = (key, json.dumps(document))
             self._db.execute(f"INSERT OR REPLACE INTO {kind} VALUES (?, ?)", row)  # noqa: S608
 

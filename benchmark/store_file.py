@@ -67,10 +67,6 @@ CREATE INDEX levels ON measurements (hardware, versions) WHERE quiet_forward_ms 
 """
 
 
-# Columns that older stores of this version lack, with their types.
-_LATER = {"forward_spread": "REAL", "backward_spread": "REAL", "device_state": "TEXT"}
-
-
 class StoreError(UserError):
     """A store that cannot be read or written."""
 
@@ -116,17 +112,6 @@ def make(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def add_later_columns(db: sqlite3.Connection) -> None:
-    """Adds the columns of measurements that a store from before lacks; they are empty."""
-    find = "SELECT name FROM pragma_table_info('measurements')"
-    if {name for (name,) in db.execute(find)} >= _LATER.keys():
-        return
-    db.execute("BEGIN IMMEDIATE")  # another process may be adding them
-    for name in sorted(_LATER.keys() - {name for (name,) in db.execute(find)}):
-        db.execute(f"ALTER TABLE measurements ADD COLUMN {name} {_LATER[name]}")
-    db.execute("COMMIT")
-
-
 def check_ours(path: Path) -> None:
     """Raises StoreError if the file is not a store, of another version, or damaged."""
     with open(path, "rb") as file:
@@ -138,11 +123,9 @@ def check_ours(path: Path) -> None:
     if application != _APPLICATION_ID:
         raise StoreError(f"{path}: is an SQLite file of another program: name another file")
     if version != SCHEMA_VERSION:
-        newer = version > SCHEMA_VERSION
-        mend = "upgrade autoshard" if newer else "export it there (store.py export) and import it"
         raise StoreError(
-            f"{path}: was written by {'a newer' if newer else 'an older'} autoshard (schema "
-            f"{version}, this one has {SCHEMA_VERSION}): {mend}, or name another file"
+            f"{path}: has schema {version} of stores, this autoshard reads {SCHEMA_VERSION}: name "
+            "another file"
         )
     # Without a log nobody has it open, and SQLite need not create its own files beside it.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"

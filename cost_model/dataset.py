@@ -258,7 +258,7 @@ def _variances(repeats: Sequence[Sequence[Timing]]) -> list[Floats]:
     """Returns the relative variance of each repeat measurement of each shard.
 
     It is the stated variance plus the additional variance that repeated shards show: index batches
-    differ, and errors in older files cover iterations alone. Impossible errors are replaced by the
+    differ, and so do hours and memory layouts. Impossible errors are replaced by the
     median of the others.
     """
     errors = np.array([timing.error.both for same in repeats for timing in same])

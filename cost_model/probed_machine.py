@@ -68,14 +68,11 @@ def probed_costs(probe: MachineProbe, operator: OperatorOptions) -> CostDataset 
 
 
 def kept_probe(store: Path, hardware: str, run: Callable[[], MachineProbe]) -> MachineProbe:
-    """Returns the store's probe of this hardware; if there is none, it is run and kept.
-
-    Probes from before there were shards in them are run again.
-    """
+    """Returns the store's probe of this hardware; if there is none, it is run and kept."""
     if store.is_file():
         with MeasurementStore(store) as kept:
             found = kept.find_probe(hardware)
-        if found is not None and found.shards:
+        if found is not None:
             return found
     probe = run()
     with MeasurementStore(store) as kept:

@@ -22,7 +22,7 @@ from autoshard.workload.arrays import Floats
 
 COMPARABLE_S = 3600.0
 _ANY_BYTES = 2**50
-_SCHEMA = documents.Schema("autoshard.rehearsed", 1)
+_SCHEMA = documents.Schema("autoshard.rehearsed", 2)
 
 
 @dataclass(frozen=True)
@@ -161,5 +161,4 @@ class KeptRehearsals:
             "operator": task.operator.to_json(),
             "tables": [table.without_access().to_json() for table in task.tables],
             "plan": None if plan is None else plan.to_json(),
-            "exchanged": "sent or received",  # of which the larger counts; before, what was sent
         }

@@ -85,17 +85,8 @@ class Trace:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Trace":
         """Returns the trace that `to_json` wrote."""
-        events = tuple(_event(*event) for event in document["events"])
+        events = tuple(Event(*event) for event in document["events"])
         return Trace(events, np.array(document["compute_ms"]))
-
-
-def _event(
-    collective: int, moved_bytes: int | None, phase: int, over: Collective | None = None
-) -> Event:
-    """Returns an event; before traces said what it goes over, only gradients were reduced."""
-    return Event(
-        collective, moved_bytes, phase, over or ("ring" if phase == REDUCE else "all_to_all")
-    )
 
 
 def typical(traces: Sequence[Trace]) -> Trace:

@@ -141,12 +141,6 @@ def test_shards_of_a_probe_are_small() -> None:
     assert len(digests) == len(PROBE_SHARDS)
 
 
-def test_a_probe_from_before_there_were_shards_is_read() -> None:
-    document = PROBE.to_json()
-    del document["shards"]
-    assert MachineProbe.from_json(document) == replace(PROBE, shards=())
-
-
 def test_what_there_was_no_time_for_is_missing() -> None:
     found = probe_here(seconds=1e-6)
     assert replace(found.operator, updates=()) == OperatorPrices()
@@ -334,7 +328,7 @@ def test_a_file_that_holds_something_else(tmp_path: Path, text: bytes) -> None:
 
 def test_a_store_keeps_a_probe_for_each_kind_of_hardware(tmp_path: Path) -> None:
     other = replace(PROBE, hardware="cpu: another")
-    with MeasurementStore(tmp_path / "s.db") as store:  # without the table, as earlier ones are
+    with MeasurementStore(tmp_path / "s.db") as store:
         assert store.find_probe(PROBE.hardware) is None
         store.put_probe(PROBE)
         store.put_probe(other)

@@ -93,7 +93,7 @@ def test_an_error_that_cannot_be_is_like_the_others(shards: list[Shard], error: 
 
 
 def test_repeats_widen_errors_that_cover_iterations_alone(shards: list[Shard]) -> None:
-    """As in older files: a measurement states an error of 1 %, a repeat differs by 4 %."""
+    """Here a measurement states an error of 1 %, a repeat differs by 4 %."""
     repeats = [
         with_error(measurement(shard, noise=0.04, seed=seed), 0.01)
         for shard in shards

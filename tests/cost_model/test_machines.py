@@ -9,7 +9,7 @@ from formula import HARDWARE, REFERENCE_LEVEL, VERSIONS, measurement
 from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau
 
-from autoshard.benchmark import MachineProbe, MeasurementStore, ReferenceLevel
+from autoshard.benchmark import MachineProbe, ReferenceLevel
 from autoshard.benchmark.probe import OperatorPrices, Passes, ProbedShard, ProbeError, UpdateTime
 from autoshard.benchmark.probe_shards import PROBE_SHARDS
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, load_model, save_model
@@ -205,9 +205,6 @@ def test_a_probe_is_run_once_and_kept(tmp_path: Path) -> None:
     assert kept_probe(store, probe.hardware, fails) == probe
     with pytest.raises(ProbeError, match="run again"):
         kept_probe(store, "cpu: other", fails)
-    with MeasurementStore(store) as kept:
-        kept.put_probe(replace(probe, shards=()))  # by an earlier version
-    assert kept_probe(store, probe.hardware, lambda: probe).shards
 
 
 def test_calibration_keeps_the_networks(
