@@ -26,13 +26,13 @@ import yaml
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.rules import OLD_KINDS, Kind, Rule
+from autoshard.workload.rules import Kind, Rule
 from autoshard.workload.tables import MAX_DIM
 from autoshard.workload.tasks import Device, ShardingTask
 
 _SECTIONS = ("groups", "tables", "devices")
 _FLAGS: dict[str, Kind] = {"together": "together", "apart": "apart", "whole": "whole"}
-_COUNTS: dict[str, Kind] = {"max_slices": "max_slices", "min_width": "min_width", **OLD_KINDS}
+_COUNTS: dict[str, Kind] = {"max_slices": "max_slices", "min_width": "min_width"}
 _PLACES: dict[str, Kind] = {"on": "on", "not_on": "not_on", "pinned": "on"}
 WAYS = ("table_wise", "column_wise", "row_wise", "data_parallel")  # in which a table may be sharded
 _DEMANDS = (*_FLAGS, *_PLACES, *_COUNTS, "ways")
@@ -144,10 +144,7 @@ class Constraints:
             for demand, value in demands.items():
                 name = f"{selector}: {demand}" + ("" if value is True else f" {_shown(value)}")
                 if demand not in _DEMANDS:
-                    raise FieldError(
-                        demand,
-                        f"is not one of {', '.join(d for d in _DEMANDS if d not in OLD_KINDS)}",
-                    )
+                    raise FieldError(demand, f"is not one of {', '.join(_DEMANDS)}")
                 if demand in _FLAGS and not isinstance(value, bool):
                     raise FieldError(demand, f"must be true or false, got {value!r}")
                 if demand in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):

@@ -17,30 +17,25 @@ class Schema:
 
     Args:
         name: Name.
-        version: Version that is written.
-        oldest: First version that is read. Default: only the one that is written.
+        version: Version, of which alone documents are written and read.
     """
 
     name: str
     version: int
-    oldest: int | None = None
 
-    def stamp(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
-        """Returns the document: the body with schema and version, by default the latest."""
-        return {"schema": self.name, "version": version or self.version, **body}
+    def stamp(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the document: the body with schema and version."""
+        return {"schema": self.name, "version": self.version, **body}
 
     def check(self, document: Any) -> None:
-        """Raises UserError unless the document has this schema and a version that is read."""
+        """Raises UserError unless the document has this schema and version."""
         if not isinstance(document, Mapping) or document.get("schema") != self.name:
             raise UserError(f'is not a document of schema "{self.name}"')
         version = document.get("version")
-        oldest = self.oldest or self.version
-        if not isinstance(version, int) or not oldest <= version <= self.version:
-            several = oldest < self.version
-            read = f"versions {oldest} to {self.version}" if several else f"version {oldest}"
+        if version != self.version:
             raise UserError(
-                f"has version {version} of {self.name}, this autoshard reads {read}: write it "
-                "again with this one, or read it with the other"
+                f"has version {version} of {self.name}, this autoshard reads version "
+                f"{self.version}: write it again with this one, or read it with the other"
             )
 
 

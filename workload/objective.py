@@ -92,18 +92,12 @@ class Objective:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Objective":
-        """Returns the objective that `to_json` wrote; what earlier versions wrote is of operators.
-
-        Their `step` had its meaning of today's `operators`, and no `dense_ms`.
-        """
-        link, name = document["link"], document["name"]
-        if "dense_ms" not in document and name in _TRAINING:
-            name = "operators"
-        over = document.get("copies_over")
+        """Returns the objective that `to_json` wrote."""
+        link, over = document["link"], document.get("copies_over")
         return Objective(
-            name,
+            document["name"],
             None if link is None else link_from_json(link),
-            document.get("dense_ms", 0.0),
+            document["dense_ms"],
             None if over is None else (link_from_json(over[0]), over[1]),
         )
 

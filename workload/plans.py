@@ -15,8 +15,7 @@ from autoshard.workload.replicas import ReplicaGroups
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard, hot_name
 from autoshard.workload.tasks import ShardingTask, check_devices
 
-# Copies, hot rows, blocks of rows and replicas came with version 2, caches with 3.
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 3, oldest=1)
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 3)
 
 
 class PlanError(UserError):
@@ -342,7 +341,7 @@ class ShardingPlan:
         return held
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document; of columns alone one that autoshard 0.2 reads, too."""
+        """Returns a JSON document with its schema version."""
         placements = [placement.to_json() for placement in self.placements]
         body: dict[str, Any] = {"num_devices": self.num_devices, "placements": placements}
         if self.copied:
@@ -353,9 +352,7 @@ class ShardingPlan:
             body["replicas"] = self.replicas.to_json()
         if self.cached_rows:
             body["cached_rows"] = dict(self.cached_rows)
-            return PLAN_SCHEMA.stamp(body)
-        plain = self.is_plain and self.replicas is None
-        return PLAN_SCHEMA.stamp(body, version=1 if plain else 2)
+        return PLAN_SCHEMA.stamp(body)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":

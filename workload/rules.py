@@ -21,10 +21,6 @@ Kind = Literal[
     "not_row_wise",
 ]
 
-OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
-    "most_slices": "max_slices",
-    "least_width": "min_width",
-}
 # These relate the tables of a rule; the others apply to each table.
 _OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
@@ -87,7 +83,6 @@ class Rule:
     def from_json(record: Mapping[str, Any]) -> "Rule":
         """Returns the rule that `to_json` wrote."""
         fields = {**record, "tables": tuple(record["tables"]), "numbers": tuple(record["numbers"])}
-        fields["kind"] = OLD_KINDS.get(record["kind"], record["kind"])
         return Rule(**fields)
 
     @property

@@ -18,7 +18,6 @@ from autoshard.workload.tables import EmbeddingTable, Piece, check_whole, row_bl
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 _HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
-_DEFAULT_OBJECTIVE = Objective().to_json()  # for files from before tasks had an objective
 
 
 @dataclass(frozen=True)
@@ -290,8 +289,8 @@ class ShardingTask:
                 devices=tuple(Device(**device) for device in document["devices"]),
                 batch_size=document["batch_size"],
                 operator=OperatorOptions(**document["operator"]),
-                rules=tuple(Rule.from_json(rule) for rule in document.get("rules", ())),
-                objective=Objective.from_json(document.get("objective", _DEFAULT_OBJECTIVE)),
+                rules=tuple(Rule.from_json(rule) for rule in document["rules"]),
+                objective=Objective.from_json(document["objective"]),
             )
 
     def save(self, path: Path | str) -> None:

@@ -1,6 +1,5 @@
 """Files of constraints: what they say, and what is said of those that are off."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,20 +55,6 @@ devices:
     )
     assert [device.reserved_bytes for device in task.devices] == [2**30 // 10] * 2 + [2**29]
     assert ShardingTask.from_json(task.to_json()) == task
-
-
-def test_constraints_and_tasks_of_0_1_0_are_read_under_their_old_names(tmp_path: Path) -> None:
-    text = "tables: {user: {most_slices: 2, least_width: 16}}"
-    task = Constraints.read(write(tmp_path / "old.yaml", text)).applied(TASK)
-    assert [(rule.kind, rule.numbers) for rule in task.rules] == [
-        ("max_slices", (2,)),
-        ("min_width", (16,)),
-    ]
-    document = task.to_json()
-    for rule, kind in zip(document["rules"], ("most_slices", "least_width"), strict=True):
-        rule["kind"] = kind
-    (tmp_path / "task.json").write_text(json.dumps(document))
-    assert ShardingTask.load(tmp_path / "task.json") == task
 
 
 @pytest.mark.parametrize(

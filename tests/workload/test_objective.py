@@ -40,12 +40,6 @@ def test_objectives_survive_json() -> None:
         assert Objective.from_json(objective.to_json()) == objective
 
 
-def test_what_earlier_versions_wrote_is_of_operators() -> None:
-    link = {"bytes_s": LINK.bytes_s, "latency_s": LINK.latency_s}
-    for name, meant in (("step", "operators"), ("pipelined", "operators"), ("compute", "compute")):
-        assert Objective.from_json({"name": name, "link": link}) == Objective(meant, LINK)  # type: ignore[arg-type]
-
-
 def test_a_dense_part_takes_no_negative_time() -> None:
     with pytest.raises(FieldError, match="must be at least 0, got -1"):
         Objective("step", dense_ms=-1.0)
