@@ -190,4 +190,4 @@ def report(summary: Summary, config: CollectConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, CollectConfig, dropped={"--doubted-by": "use --query-by-committee"})
+    cli.run_command(main, CollectConfig)

@@ -393,4 +393,4 @@ def _subject(config: CompareConfig, found: Evaluation) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, CompareConfig, dropped=cli.VERIFIED)
+    cli.run_command(main, CompareConfig)

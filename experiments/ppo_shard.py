@@ -12,7 +12,7 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.training.config import DROPPED, PPOShardConfig
+from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.experiments.training.recipes import check_recipe, recipe_defaults
@@ -141,4 +141,4 @@ def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig,
 
 
 if __name__ == "__main__":
-    cli.run_command(main, PPOShardConfig, recipe_defaults, DROPPED)
+    cli.run_command(main, PPOShardConfig, recipe_defaults)

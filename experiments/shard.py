@@ -51,12 +51,6 @@ _SHARDERS = "\n".join(
     ["Algorithm that makes the plan.", *(f"{name}: {spec.text}" for name, spec in SHARDERS.items())]
 )
 
-_DROPPED = {
-    **cli.VERIFIED,
-    "--keep-near": "use --start-plan",
-    "--most-moved-gb": "use --max-moved-gb",
-}
-
 
 @dataclass(frozen=True)
 class ShardConfig(MachineOptions, ObjectiveOptions):
@@ -373,4 +367,4 @@ def _task(
 
 
 if __name__ == "__main__":
-    cli.run_command(main, ShardConfig, dropped=_DROPPED)
+    cli.run_command(main, ShardConfig)

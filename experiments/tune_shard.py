@@ -16,7 +16,7 @@ from autoshard.cost_model import load_model
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
-from autoshard.experiments.sweeps.config import DROPPED, TuneShardConfig
+from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import default_point, search_space
 from autoshard.experiments.sweeps.trial import PolicyTask, PolicyTrial
@@ -37,7 +37,7 @@ from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
 from autoshard.workload import UserError, documents, load_tables
 
-SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
+SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 2)
 _DOCUMENT = "sweep.json"
 _MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # when it is resumed
 
@@ -214,4 +214,4 @@ def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, TuneShardConfig, dropped=DROPPED)
+    cli.run_command(main, TuneShardConfig)

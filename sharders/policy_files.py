@@ -15,7 +15,6 @@ from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
-# 1: without splits; 2: features of devices in another order
 POLICY_SCHEMA = documents.Schema("autoshard.policy", 3)
 PRETRAINED = Path(__file__).parent / "pretrained"
 SHIPPED = Path("cpu")  # default policy and cost model

@@ -154,7 +154,6 @@ SHARDERS: dict[str, SharderSpec] = {
         ways="own",
     ),
 }
-_DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
 _LACKS: dict[Need, str] = {
     "model": "requires a cost model: name one with --cost-model",
     "policy": "requires a trained policy: name one with --policy",
@@ -163,9 +162,7 @@ _LACKS: dict[Need, str] = {
 
 
 def spec_of(name: str) -> SharderSpec:
-    """Returns the specification of a sharder; UserError lists all names, or a replacement."""
-    if name in _DROPPED:
-        raise UserError(f"sharder {name} no longer exists: {_DROPPED[name]}")
+    """Returns the specification of a sharder; UserError lists all names."""
     if name not in SHARDERS:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
     return SHARDERS[name]

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,8 +21,6 @@ Config = TypeVar("Config")
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-
-VERIFIED = {"--verified": "measuring corrects the cost model alone: leave it out"}  # dropped
 
 _program: str | None = None  # the command as typed; None: the script's name
 _typed: Mapping[str, str] = {}  # what to type in place of each script
@@ -54,7 +52,6 @@ def run_command(
     main: Callable[[Config], None],
     config: type[Config],
     begun_with: Callable[[Config], Config] | None = None,
-    dropped: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Parses the command line into `config`, runs `main`, and exits with its code.
 
@@ -63,14 +60,11 @@ def run_command(
         config: Dataclass of its options; its docstring is the help text.
         begun_with: Returns the defaults to parse with, given what was parsed with the usual ones:
             for options that set the defaults of others.
-        dropped: Options, or values of options, of older versions, and what to use instead:
-            `{"--old-name": "use --new-name", "--learner both": "leave it out"}`.
     """
     warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
 
     code = 0
     try:
-        _check_dropped(dropped or {}, sys.argv[1:])
         options = _parsed(config)
         if begun_with is not None:
             options = _parsed(config, default=begun_with(options))
@@ -118,18 +112,6 @@ def _line_of(box: str) -> str:
     command = _program or Path(sys.argv[0]).name
     said = [" ".join(part) for part in parts if part and "helptext" not in part[0]]
     return f"{'; '.join(said).rstrip('.')}: {command} --help describes the options"
-
-
-def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Raises UserError if the arguments have a dropped option, or a dropped value of one."""
-    words: list[str] = []
-    for argument in arguments:
-        option, *value = argument.split("=", 1)
-        words += [option.replace("_", "-") if option.startswith("--") else option, *value]
-    line = f" {' '.join(words)} "
-    for old, instead in dropped.items():
-        if f" {old} " in line:
-            raise UserError(f"{old} no longer exists: {instead}")
 
 
 def say(line: str) -> None:

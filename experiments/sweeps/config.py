@@ -1,8 +1,7 @@
 """The configuration of a sweep: options of tune_shard.py, stored with the sweep."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Literal
 
 from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.outputs import check_file
@@ -14,13 +13,6 @@ from autoshard.workload.bounds import check_bounds
 SchedulerName = Literal["asha", "pbt", "none"]
 SearchName = Literal["optuna", "random"]
 
-_USE_TRAINER = "train cost models with train_cost_model.py, whose --hyper options set how"
-DROPPED = {
-    "--what cost-model": f"sweeps found nothing beyond the defaults: {_USE_TRAINER}",
-    "--what": "sweeps are of policies: leave it out",
-    "--games": "use --num-envs",
-    "--hardware": f"sweeps are of policies: {_USE_TRAINER}",
-}
 _MAX_SEED = 2**32 - 1
 
 
@@ -85,11 +77,3 @@ class TuneShardConfig(TrainingOptions):
             iterations=self.max_iterations,
             max_devices=max(PPOShardConfig.max_devices, max_devices),
         )
-
-    @classmethod
-    def from_json(cls, settings: Mapping[str, Any]) -> Self:
-        """Returns a stored sweep's configuration; UserError for a sweep of cost models."""
-        if settings.get("what") == "cost-model":
-            raise UserError(f"sweeps of cost models can no longer be resumed: {_USE_TRAINER}")
-        dropped = ("what", "hardware")
-        return super().from_json({n: v for n, v in settings.items() if n not in dropped})

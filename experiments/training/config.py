@@ -22,18 +22,6 @@ LearnerName = Literal["critic", "group_baseline", "reinforce"]
 RecipeName = Literal["autoshard", "dreamshard"]
 
 _ITERATIONS = 20
-_USE_LEARNER = "use --learner group_baseline, or critic"
-DROPPED = {
-    "--learner rivals": "it is called group_baseline",
-    "--learner imitation": f"it won nothing over other learners: {_USE_LEARNER}",
-    "--learner both": f"it won nothing over other learners: {_USE_LEARNER}",
-    "--games": "use --num-envs",
-    "--hyper.rivals": "use --hyper.group-size",
-    "--hyper.lessons": "the learners that imitate are gone: leave it out",
-    "--hyper.imitation": "the learners that imitate are gone: leave it out",
-}
-_STORED_HYPER = {"group_size": "rivals"}  # names in run folders and in MLflow
-_DROPPED_LEARNERS = ("imitation", "both")  # runs of 0.1.0 may have them
 
 
 @dataclass(frozen=True)
@@ -226,29 +214,9 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
             objective=self.build_objective(devices[1]),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the options as they are stored."""
-        stored = super().to_json()
-        stored["hyper"] = {_STORED_HYPER.get(n, n): v for n, v in stored["hyper"].items()}
-        return stored
-
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
-        """Returns a stored run's configuration; raises UserError if its learner was dropped."""
-        learner, hyper = settings["learner"], dict(settings["hyper"])
-        if learner in _DROPPED_LEARNERS:
-            raise UserError(
-                f"the run was trained by --learner {learner}, which is gone: begin a new run, and "
-                f"{_USE_LEARNER}"
-            )
+        """Returns the options that `to_json` stored."""
+        hyper = dict(settings["hyper"])
         hyper["shape"] = PolicyShape(**hyper["shape"])
-        for dropped in ("lessons", "imitation"):
-            hyper.pop(dropped, None)
-        hyper |= {name: hyper.pop(stored) for name, stored in _STORED_HYPER.items()}
-        learner = "group_baseline" if learner == "rivals" else learner
-        settings = {**settings, "learner": learner, "hyper": Hyperparameters(**hyper)}
-        # Runs from before there was a price of training counted operators.
-        before = "dense_ms" not in settings and settings["families"] is None
-        if before and settings["objective"] != "compute":
-            settings["objective"] = "operators"
-        return super().from_json(settings)
+        return super().from_json({**settings, "hyper": Hyperparameters(**hyper)})

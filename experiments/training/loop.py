@@ -26,7 +26,7 @@ from autoshard.workload import UserError
 _KEPT_OPTIONS = (
     "objective", "link", "inter_node_link", "devices_per_node", "recipe", "tables", "families",
     "num_tables", "num_devices", "memory_fill",
-    "memory_unevenness", "batch_size", "cost_model", "reward", "goal", "collect", "games",
+    "memory_unevenness", "batch_size", "cost_model", "reward", "goal", "collect", "num_envs",
     "learner", "hyper", "seed",
 )  # fmt: skip
 _SEEDS_APART = 10_007
@@ -111,7 +111,7 @@ class Training:
         self._out_of_time = self._budget.left_s() < time.monotonic() - started
         if number % self.config.check_every == 0 or self.done:
             if not self.done:  # otherwise nothing would learn from it
-                metrics["asked"] += self._collect()
+                metrics["requested_shards"] += self._collect()
             metrics |= self._update_cost_model()
             metrics |= self._evaluate()
             self._out_of_time |= self._budget.is_spent  # measuring may take long

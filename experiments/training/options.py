@@ -16,8 +16,6 @@ from autoshard.workload import UserError
 RewardName = Literal["estimated", "mixed", "measured"]
 
 _PATHS = ("out", "store", "json")
-# Names of options in run folders and in MLflow, which are those of 0.1.0.
-_STORED_NAMES = {"num_envs": "games"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ class TrainingOptions:
     def to_json(self) -> dict[str, Any]:
         """Returns the options as they are stored."""
         return {
-            _STORED_NAMES.get(name, name): str(value) if isinstance(value, Path) else value
+            name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
 
@@ -113,6 +111,4 @@ class TrainingOptions:
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
         """Returns the options that `to_json` stored."""
         paths = {n: Path(v) for n, v in settings.items() if n in _PATHS and v is not None}
-        named = {name: settings[stored] for name, stored in _STORED_NAMES.items()}
-        others = {n: v for n, v in settings.items() if n not in _STORED_NAMES.values()}
-        return cls(**{**others, **paths, **named})
+        return cls(**{**settings, **paths})

@@ -159,10 +159,10 @@ class Trainer:
         return {
             "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
-            "relative_max": relative / finished if finished else float("nan"),
-            "games": sum(t["episodes"] for t in tallies),
-            "dead_ends": sum(t["infeasible"] for t in tallies),
-            "asked": sum(t["requested_shards"] for t in tallies),
+            "step_over_bound": relative / finished if finished else float("nan"),
+            "episodes": sum(t["episodes"] for t in tallies),
+            "infeasible": sum(t["infeasible"] for t in tallies),
+            "requested_shards": sum(t["requested_shards"] for t in tallies),
             **{
                 name: float(learned.get(key, "nan"))
                 for name, key in (

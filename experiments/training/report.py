@@ -38,14 +38,14 @@ _TEST_TASKS = 8
 _CURVES = {
     "check_over_heuristic": "check/over_best_heuristic",
     "check_without_plan": "check/without_plan",
-    "relative_max": "games/relative_max",
-    "episode_return": "games/return",
-    "dead_ends": "games/dead_ends",
+    "step_over_bound": "episodes/step_over_bound",
+    "episode_return": "episodes/return",
+    "infeasible": "episodes/infeasible",
     "entropy": "ppo/entropy",
     "policy_loss": "ppo/policy_loss",
     "value_loss": "ppo/value_loss",
     "value_explained": "ppo/value_explained",
-    "asked": "measured/shards",
+    "requested_shards": "measured/shards",
     "new_shards": "measured/learned_from",
     "cost_model_error": "measured/cost_model_error",
     "steps": "work/steps",
@@ -97,8 +97,8 @@ class TrainingReport:
             )
         line = (
             f"{number:4}/{self._training.config.max_iterations}  {metrics['steps']:9,.0f} steps  "
-            f"max/bound {metrics['relative_max']:.4f}  infeasible {metrics['dead_ends']:.0f} of "
-            f"{metrics['games']:.0f}  {metrics['asked']:.0f} shards measured  "
+            f"max/bound {metrics['step_over_bound']:.4f}  infeasible {metrics['infeasible']:.0f} "
+            f"of {metrics['episodes']:.0f}  {metrics['requested_shards']:.0f} shards measured  "
             f"{metrics['seconds']:.1f} s"
         )
         if before:

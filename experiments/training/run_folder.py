@@ -11,7 +11,7 @@ from autoshard.experiments.tracking.storage import Storage
 from autoshard.sharders.policy_files import COST_MODEL
 from autoshard.workload import UserError, documents
 
-RUN_SCHEMA = documents.Schema("autoshard.training", 2)
+RUN_SCHEMA = documents.Schema("autoshard.training", 3)
 _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
 _PARTIAL = ".partial-"
 

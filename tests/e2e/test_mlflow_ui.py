@@ -47,9 +47,9 @@ WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
 return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
 CURVES = (  # two sections: charts further down are drawn when they are scrolled to
-    "games/relative_max",
-    "games/return",
-    "games/dead_ends",
+    "episodes/step_over_bound",
+    "episodes/return",
+    "episodes/infeasible",
     "ppo/entropy",
     "ppo/policy_loss",
     "ppo/value_loss",
@@ -220,9 +220,9 @@ def test_a_training_and_its_charts(
     screen.open(f"{experiment}/runs/{training.run_id}/model-metrics")
     screen.wait_for(".js-plotly-plot .main-svg .trace path", 3)
     search = screen.driver.find_element(By.CSS_SELECTOR, "input[placeholder*='Search metric']")
-    search.send_keys("^games/relative_max$")
+    search.send_keys("^episodes/step_over_bound$")
     wait_until("one chart", lambda: screen.count(".js-plotly-plot") == 1)
-    history = MlflowClient(uri).get_metric_history(training.run_id, "games/relative_max")
+    history = MlflowClient(uri).get_metric_history(training.run_id, "episodes/step_over_bound")
     curve = [[point.step, point.value] for point in history]
     wait_until(f"a chart of {curve}", lambda: screen.driver.execute_script(DRAWN) == curve)
     search.send_keys(Keys.CONTROL, "a")

@@ -187,7 +187,7 @@ def check_trained(running: RunningCluster, out: Path, iterations: int, folder: P
     run = running.run_in_mlflow(out)
     assert run.info.status == "FINISHED"
     client = mlflow.MlflowClient()
-    curve = client.get_metric_history(run.info.run_id, "games/relative_max")
+    curve = client.get_metric_history(run.info.run_id, "episodes/step_over_bound")
     assert {point.step for point in curve} == set(range(1, iterations + 1))
     assert "git_commit" not in run.data.tags  # it was the copy on the head that ran
     kept = {item.path for item in client.list_artifacts(run.info.run_id)}

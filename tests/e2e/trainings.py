@@ -92,7 +92,7 @@ def check_complete(
     assert {name: told.params.get(name) for name in given} == given
     assert {"kind", "host", "python", "mlflow.source.name", "mlflow.user"} <= told.tags.keys()
     assert run.inputs.dataset_inputs[0].dataset.name == told.tags["tables"]
-    steps = [point.step for point in client.get_metric_history(run_id, "games/relative_max")]
+    steps = [point.step for point in client.get_metric_history(run_id, "episodes/step_over_bound")]
     assert steps == list(range(1, iterations + 1))
     assert "check/over_best_heuristic" in told.metrics
     folder.mkdir(exist_ok=True)

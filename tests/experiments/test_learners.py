@@ -107,7 +107,7 @@ def test_it_learns_on_rllib(
     trainer.stop()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert all(torch.isfinite(w).all() for w in after.values())
-    assert figures[-1]["games"] >= 8
+    assert figures[-1]["episodes"] >= 8
     assert figures[-1]["steps"] > figures[0]["steps"]
     assert tasks[0] != tasks[1]
 

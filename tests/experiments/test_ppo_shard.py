@@ -101,7 +101,7 @@ def test_mlflow_has_curves_checks_plans_and_the_policy(trained: Path) -> None:
     assert found.info.run_id == result(trained)["mlflow_run"]
     assert found.info.status == "FINISHED"
     client = mlflow.MlflowClient()
-    curve = client.get_metric_history(found.info.run_id, "games/relative_max")
+    curve = client.get_metric_history(found.info.run_id, "episodes/step_over_bound")
     assert [point.step for point in curve] == [1, 2, 3, 4]
     assert "check/over_best_heuristic" in found.data.metrics
     assert "test/autoshard" in found.data.metrics
@@ -119,7 +119,7 @@ def test_ppo_learns_from_scratch_what_balances(
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
     config = replace(ESTIMATED, num_tables="10", num_devices="3", num_envs=64, hyper=hyper)
     trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
-    maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
+    maxima = [trainer.iterate()["step_over_bound"] for _ in range(25)]
     trainer.stop()
     assert maxima[0] > 1.5  # about what random placement costs
     assert sum(maxima[-3:]) / 3 - 1 < 0.6 * (maxima[0] - 1)
@@ -196,7 +196,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/m.db")
     (found,) = mlflow.search_runs(experiment_names=["autoshard"], output_format="list")
     assert found.info.status == "FINISHED"
-    curve = mlflow.MlflowClient().get_metric_history(found.info.run_id, "games/relative_max")
+    curve = mlflow.MlflowClient().get_metric_history(found.info.run_id, "episodes/step_over_bound")
     assert {reached, reached + 1, reached + 2} <= {point.step for point in curve}
 
 
@@ -267,35 +267,6 @@ def test_files_of_a_run_may_lie_elsewhere_later(
     asked = PPOShardConfig(tables="moved.csv", num_env_runners=0, num_envs=64, resume=True)
     gone_on = kept.resumed(asked, MAY_CHANGE)
     assert gone_on == replace(kept, tables=str(tmp_path / "moved.csv"), num_env_runners=0)
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("--learner imitation", "--learner imitation no longer exists: it won nothing over other"),
-        ("--learner both", "use --learner group_baseline, or critic"),
-        ("--learner rivals", "--learner rivals no longer exists: it is called group_baseline"),
-        ("--hyper.lessons 4", "--hyper.lessons no longer exists: the learners that imitate"),
-    ],
-)
-def test_dropped_learners_end_in_one_line(option: str, line: str, tmp_path: Path) -> None:
-    done = run("ppo_shard.py", f"{option} --out run", tmp_path, code=2)
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_runs_of_earlier_versions_are_read() -> None:
-    """They have learners and hyperparameters that are gone, and another name of the baseline."""
-    stored = PPOShardConfig().to_json()
-    stored["hyper"] |= {"lessons": 16, "imitation": 0.1}
-    for learner in ("critic", "rivals", "reinforce"):
-        found = PPOShardConfig.from_json({**stored, "learner": learner})
-        expected: Any = {"rivals": "group_baseline"}.get(learner, learner)
-        assert found == PPOShardConfig(learner=expected)
-    for learner in ("imitation", "both"):
-        line = f"by --learner {learner}, which is gone: begin a new run, and use --learner group_b"
-        with pytest.raises(UserError, match=line):
-            PPOShardConfig.from_json({**stored, "learner": learner})
 
 
 def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_cost_model_of_dreamshard_learns_what_its_policy_plans(
         assert not found
         return
     shards = 16 * 2  # plans of two devices, of which one may be empty
-    first, last = (line["asked"] for line in told)
+    first, last = (line["requested_shards"] for line in told)
     assert 0 < first <= shards
     assert last == 0  # nobody would learn from it
     assert len(found) > shards  # before the first iteration as well
@@ -140,7 +140,7 @@ def test_reinforce_makes_one_gradient_of_all_that_was_played(
     for made in (1, 2):
         told = trainer.iterate()
         assert np.isfinite(told["policy_loss"])
-        assert told["games"] == 20
+        assert told["episodes"] == 20
         (gradients,) = trainer.algorithm.learner_group.foreach_learner(gradients_made)
         assert gradients.get() == {made}
     trainer.stop()

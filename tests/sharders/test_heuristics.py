@@ -71,8 +71,3 @@ def test_devices_without_memory_are_passed_over() -> None:
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(UserError, match=", ".join(SHARDERS)):
         make_sharder("best")
-
-
-def test_dropped_names_say_what_to_use_instead() -> None:
-    with pytest.raises(UserError, match="policy_best no longer exists: use policy, or autoshard"):
-        make_sharder("policy_best")
