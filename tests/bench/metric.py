@@ -40,6 +40,12 @@ class Metric:
             return value
         return f"{value} (95 %: {' to '.join(_number(end) for end in self.interval)})"
 
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Metric":
+        """Returns the metric of a group that `GroupResult.to_json` wrote."""
+        interval = document["interval"]
+        return Metric(**{**document, "interval": interval and tuple(interval)})
+
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Returns the mean and its 95 % interval by Student's distribution."""
@@ -82,17 +88,8 @@ class GroupResult:
     def from_json(document: Mapping[str, Any]) -> "GroupResult":
         """Reads what `to_json` wrote; raises UserError for anything else."""
         with documents.fields_of("a group of metrics"):
-            group = _renamed(document)
-            metrics = [Metric(**_renamed(each)) for each in group["metrics"]]
-            return GroupResult(**{**group, "metrics": tuple(metrics)})
-
-
-def _renamed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields with current names (version 0.1 had others), and intervals as tuples."""
-    former = {"figures": "metrics", "goal": "target"}
-    named = {former.get(name, name): value for name, value in document.items()}
-    named.pop("command", None)
-    return named | ({"interval": tuple(named["interval"])} if named.get("interval") else {})
+            metrics = tuple(Metric.from_json(each) for each in document["metrics"])
+            return GroupResult(**{**document, "metrics": metrics})
 
 
 def _number(value: float) -> str:

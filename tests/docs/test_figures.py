@@ -76,17 +76,6 @@ python tests/run_bench.py --only noise
     )
 
 
-def test_a_document_of_before_is_read(tmp_path: Path) -> None:
-    """Files of version 0.1 call metrics figures, and targets goals; they hold the command, too."""
-    report.save(tmp_path, {"speed": result(SPEED, RATIO)})
-    text = (tmp_path / "figures.json").read_text()
-    former = text.replace('"metrics"', '"figures"').replace('"target"', '"goal"')
-    former = former.replace('"title"', '"command": "make bench",\n"title"')
-    assert former != text
-    (tmp_path / "figures.json").write_text(former)
-    assert report.load(tmp_path) == {"speed": result(SPEED, RATIO)}
-
-
 def test_results_are_read_again(tmp_path: Path) -> None:
     groups = {"speed": result(SPEED, RATIO), "noise": result(UNKNOWN)}
     report.save(tmp_path / "docs", groups)
