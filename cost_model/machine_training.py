@@ -40,7 +40,7 @@ from autoshard.cost_model.training import (
     relative_loss,
 )
 
-KNOWN_SHARDS = 12  # of a machine left out, in place of a probe's, which older hosts lack
+KNOWN_SHARDS = 12  # of a machine left out, in place of those of a probe, which most hosts lack
 _PREFIX = "machines."  # of weights of the ensemble while it is trained
 _EXPLAINING = ("log_features", "log_distinct_rows", "log_lookups", "log_looked_up_bytes")
 _LEAST_UPDATE_NS = 5.0
