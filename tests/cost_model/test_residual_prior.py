@@ -13,7 +13,7 @@ def test_residuals_in_ms_matter_for_small_shards_alone() -> None:
     assert prior.rest_of(np.zeros(1)) == pytest.approx([1.0], rel=1e-3)
 
 
-def test_older_priors_have_no_residual_in_ms() -> None:
+def test_without_a_residual_in_ms_that_of_all_shards_is_relative() -> None:
     assert ResidualPrior(rest=0.03).rest_of(np.array([0.01, 10.0])) == pytest.approx(0.03)
 
 

@@ -63,7 +63,7 @@ def test_a_plan_with_copies_is_made_explained_priced_and_improved(
 
 
 def _without_copies(config: ShardConfig) -> Path:
-    folder = config.out.with_name("older")
+    folder = config.out.with_name("without")
     model = load_model("cpu")
     assert model.overhead is not None
     save_model(replace(model, overhead=replace(model.overhead, copies=None)), folder)
