@@ -96,6 +96,7 @@ def test_a_plan_with_hot_rows_is_made_explained_and_compared(
         ({"start_plan": Path("plan.json"), "max_moved_gb": 1.0}, "--hot-ids is for making plans"),
         ({"sharder": "neuroshard"}, "--hot-ids is not used by sharder neuroshard: take one of"),
         ({"objective": "operators"}, "--hot-ids needs the price of copies"),
+        ({"hot_ids": None, "hash_ids": True, "sharder": "cost"}, "--hash-ids is not used by"),
     ],
 )
 def test_options_that_leave_no_use_of_ids_are_refused(
