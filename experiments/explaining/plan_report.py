@@ -174,7 +174,7 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     if unknown:
         yield (
             f"  blocks of {_named(unknown)} are taken to get equal shares of lookups: if ids are "
-            "sorted by use, the first device gets most (profile_tables.py counts them)"
+            "sorted by use, the first device gets most (profile_tables.py counts, --hash-ids spreads)"
         )
     uneven = {}
     for table, blocks in row_wise.items():
@@ -186,7 +186,7 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         yield (
             f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
             "with --hot-ids of profile_tables.py and shard.py a plan copies its most used rows "
-            "and spreads the others where that pays; or hash its ids"
+            "and spreads the others where that pays; --hash-ids of shard.py spreads all"
         )
 
 
