@@ -174,7 +174,8 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     if unknown:
         yield (
             f"  blocks of {_named(unknown)} are taken to get equal shares of lookups: if ids are "
-            "sorted by use, the first device gets most (profile_tables.py counts, --hash-ids spreads)"
+            "sorted by use, the first device gets most (profile_tables.py counts them, --hash-ids "
+            "spreads them)"
         )
     uneven = {}
     for table, blocks in row_wise.items():
