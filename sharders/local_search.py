@@ -149,7 +149,7 @@ class TaskSearch:
     def _annealed(self, start: Sharded, number: int) -> Sharded:
         """Returns what annealing of columns leads to in a round."""
         search, columns = self._search, columns_task(self._task, start.options)
-        if not columns.tables:
+        if not columns.tables or len(columns.devices) == 1:  # nothing can move
             return start
         seconds = self._until - search.clock()
         annealing = Annealing(
