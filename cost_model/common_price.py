@@ -61,8 +61,9 @@ class CommonPrice:
             found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[table]
             return found
         found[_OWN_MS] = self._sharded_ms[table]
-        if option.hot_rows:
-            found[_COPIES], found[_OWN_MS] = 1.0, self._hot_ms(whole, option)
+        if option.hot_rows is not None:
+            found[_COPIES] = float(option.hot_rows > 0)
+            found[_OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
         if option.by_columns:
             found[_COLUMNS] = 1.0
             return found
@@ -128,14 +129,17 @@ class CommonPrice:
             return np.full(len(tables), np.inf)
         return self._overhead.copies.each_ms(self._task, tables)
 
-    def _hot_ms(self, table: EmbeddingTable, option: ShardingOption) -> float:
-        """Returns what a table with hot rows adds on all devices, but for its way of sharding."""
+    def _numbered_ms(self, table: EmbeddingTable, hot_rows: int, option: ShardingOption) -> float:
+        """Returns what a table with hot rows, or with none and hashed ids, adds on all devices, but
+        for how it is sharded.
+        """
         task, batch = self._task, self._task.batch_size
         copies, held = option.copies(table, batch), option.held(table, batch)
         found_ms = float(self._of_copies(copies).sum() + self._of_sharded([held]).sum())
         if self._overhead is None:
             return found_ms
         # Outputs of hot rows are put in order, too: there are outputs of two kinds.
-        own = 0.0 if task.beside else batch / self._ranks
+        own = 0.0 if task.beside or not hot_rows else batch / self._ranks
         regrouped_ms = self._overhead.shared_rates[3] * own * table.dim * table.features
-        return found_ms + float(regrouped_ms) + self._overhead.hot_rows.ms(task, [table.name])
+        counted_ms = self._overhead.hot_rows.ms(task, {table.name: hot_rows})
+        return found_ms + float(regrouped_ms) + counted_ms

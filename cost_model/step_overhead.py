@@ -226,7 +226,7 @@ class StepOverhead:
             UserError: The plan copies tables, and what copies take is unknown.
         """
         if plan.hot_rows:
-            counted_ms = self.hot_rows.ms(task, [name for name, _ in plan.hot_rows])
+            counted_ms = self.hot_rows.ms(task, dict(plan.hot_rows))
             plan, task = plan.resolved(task)
             return counted_ms + self.plan_ms(task, plan)
         common_ms = self.ordering_ms(task, plan)

@@ -10,7 +10,7 @@ second operator starts where other tables are in columns; and partial sums are r
 so that they are neither packed nor put together again, as outputs of columns are.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -152,6 +152,7 @@ class HotOverhead:
     """What it takes to look up hot and cold rows of a table apart, on all ranks alike.
 
     Args:
+        hash_ns: For each lookup of a rank's own samples, where a table has no hot rows: its new id.
         table_ms: For each feature of such a table.
         lookup_ns: For each lookup of a rank's own samples: whether its row is hot, and its new id.
         bag_ns: For each of a rank's own samples and features: lengths of both parts.
@@ -159,18 +160,22 @@ class HotOverhead:
             parts, and its gradient.
     """
 
+    hash_ns: float
     table_ms: float
     lookup_ns: float
     bag_ns: float
     output_ns: float
 
-    def ms(self, task: ShardingTask, tables: Collection[str]) -> float:
-        """Returns what hot rows of these tables of a task add to a step, without their copies."""
-        return float(self.each_ms(task, [t for t in task.tables if t.name in tables]).sum())
+    def ms(self, task: ShardingTask, hot_rows: Mapping[str, int]) -> float:
+        """Returns what so many hot rows of tables, maybe 0, add to a step, without their copies."""
+        own = task.batch_size / len(task.devices)
+        numbered = [table for table in task.tables if table.name in hot_rows]
+        hot = [table for table in numbered if hot_rows[table.name]]
+        lookups = own * sum(t.pooling_factor for t in numbered if not hot_rows[t.name])
+        return _NS * self.hash_ns * lookups + float(self._each_ms(task, hot).sum())
 
-    def each_ms(self, task: ShardingTask, tables: Iterable[EmbeddingTable]) -> Floats:
+    def _each_ms(self, task: ShardingTask, tables: Sequence[EmbeddingTable]) -> Floats:
         """Returns what hot rows of each table add to a step, without their copies: [tables]."""
-        tables = list(tables)
         own = task.batch_size / len(task.devices)
         features = np.array([table.features for table in tables], float)
         lookups = own * np.array([table.pooling_factor for table in tables])
@@ -180,4 +185,4 @@ class HotOverhead:
 
 
 # Of `HotCold` alone on one core of an Intel Xeon 6.106, with 512 to 8,192 samples of a rank.
-HOT_OVERHEAD = HotOverhead(table_ms=0.12, lookup_ns=28.0, bag_ns=30.0, output_ns=10.0)
+HOT_OVERHEAD = HotOverhead(hash_ns=3.0, table_ms=0.12, lookup_ns=28.0, bag_ns=30.0, output_ns=10.0)

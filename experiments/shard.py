@@ -88,6 +88,9 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     hot_ids: Path | None = None
     """File of the most used rows, from profile_tables.py --hot-ids. The plan may copy these to all
     devices and shard the others; training then needs the file, too."""
+    hash_ids: bool = False
+    """Number the rows of tables in blocks of rows by a hash of their ids, so that blocks are used
+    alike whatever the order of ids; training then does so, too."""
     sharder: Annotated[str, tyro.conf.arg(help=_SHARDERS)] = _DEFAULT
     plan: Path | None = None
     """File of a plan to price; none is made or written. Excludes --sharder, --measure and
@@ -149,8 +152,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 "--start-plan improves a plan by the cost model: leave out --sharder, --measure "
                 "and --plan"
             )
-        if self.hot_ids is not None:
-            self._check_hot_ids()
+        if self.hot_ids is not None or self.hash_ids:
+            self._check_ids("--hash-ids" if self.hot_ids is None else "--hot-ids")
         self._check_replicas()
         self._check_host_memory()
         self.build_objective(self.num_devices)  # raises for wrong options
@@ -170,17 +173,16 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
 
-    def _check_hot_ids(self) -> None:
-        """Raises UserError if no sharder chooses hot rows."""
+    def _check_ids(self, option: str) -> None:
+        """Raises UserError if the sharder does not number rows anew, for which the option is."""
         if self.plan is not None or self.start_plan is not None:
-            raise UserError("--hot-ids is for making plans: leave it out with --plan, --start-plan")
-        choosing = [name for name, spec in SHARDERS.items() if spec.chooses_hot_rows]
+            raise UserError(f"{option} is for making plans: leave it out with --plan, --start-plan")
+        choosing = [name for name, spec in SHARDERS.items() if spec.ways == "chosen"]
         if self.sharder not in choosing:
             raise UserError(
-                f"--hot-ids is not used by sharder {self.sharder}: take one of "
-                f"{', '.join(choosing)}"
+                f"{option} is not used by sharder {self.sharder}: take one of {', '.join(choosing)}"
             )
-        if self.objective in ("operators", "compute"):
+        if self.hot_ids is not None and self.objective in ("operators", "compute"):
             raise UserError(
                 f"--hot-ids needs the price of copies, which --objective {self.objective} has not: "
                 "take --objective step"
@@ -218,11 +220,11 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 "--replica-group-size plans groups alike, and --hardware names several kinds of "
                 "devices: name one"
             )
-        others = (self.plan, self.start_plan, self.hot_ids, self.seconds)
+        others = (self.plan, self.start_plan, self.hot_ids, self.seconds, self.hash_ids or None)
         if self.measures or any(other is not None for other in others):
             raise UserError(
                 "--replica-group-size plans for several tasks by the cost model: leave out --plan, "
-                "--start-plan, --hot-ids, --measure and --seconds"
+                "--start-plan, --hot-ids, --hash-ids, --measure and --seconds"
             )
 
     @property
@@ -292,6 +294,7 @@ def main(config: ShardConfig) -> None:
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
         num_hot_ids=config.num_hot_ids(tables),
+        hash_ids=config.hash_ids,
         host_bytes=int((config.host_memory_gb or 0) * _GB),
         seconds=None if config.measures else config.seconds,
     )

@@ -35,6 +35,7 @@ class SharderContext:
         seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
         num_hot_ids: Tables whose most used rows are known, and how many of them: plans may copy
             these to all devices.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
         host_bytes: Memory of the host for each device, where tables may be that do not fit into
             devices' memory; 0 if none may.
     """
@@ -46,6 +47,7 @@ class SharderContext:
     seed: int = 0
     seconds: float | None = None
     num_hot_ids: Mapping[str, int] = field(default_factory=dict)
+    hash_ids: bool = False
     host_bytes: int = 0
 
     @property
@@ -53,7 +55,7 @@ class SharderContext:
         """What sharding options may use beside devices."""
         from autoshard.sharders.option_sets import OptionResources  # heuristics do without
 
-        return OptionResources(self.num_hot_ids, self.host_bytes)
+        return OptionResources(self.num_hot_ids, self.hash_ids, self.host_bytes)
 
     @property
     def costs(self) -> EstimatedCosts:

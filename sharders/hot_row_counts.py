@@ -63,7 +63,7 @@ def _gains_ms(
     assert overhead.copies is not None
     parts = [hot_and_cold(table, count, task.batch_size) for count in counts]
     hot, cold = [each[0] for each in parts], [each[1] for each in parts]
-    added_ms = overhead.copies.each_ms(task, hot) + overhead.hot_rows.ms(task, [table.name])
+    added_ms = overhead.copies.each_ms(task, hot) + overhead.hot_rows.ms(task, {table.name: 1})
     saved_ms = overhead.common_ms_of([table], task) - overhead.common_ms_of(cold, task)
     amounts = oracle.amounts([each.whole() for each in (table, *cold)])
     spread_ms = oracle.price(whole - amounts[0] + amounts).total_ms.double().numpy() / ranks

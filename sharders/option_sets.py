@@ -47,11 +47,13 @@ class OptionResources:
 
     Args:
         num_hot_ids: Tables whose most used rows are known, and how many of these.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
         host_bytes: Memory of the host for each device, for tables for which device memory is too
             small; 0 if none may be there.
     """
 
     num_hot_ids: Mapping[str, int] = field(default_factory=dict)
+    hash_ids: bool = False
     host_bytes: int = 0
 
 
@@ -116,6 +118,7 @@ class OptionSets:
             copies=oracle.copies is not None,
             rows=counts,
             hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
+            hash_ids=resources.hash_ids,
             host_bytes=resources.host_bytes,
         )
         self._common = CommonPrice(oracle.model.counted_overhead, task)
@@ -268,7 +271,7 @@ class OptionSets:
     def _on_devices(self, tables: Sequence[EmbeddingTable], options: Options) -> Iterator[Options]:
         ranks, nodes = len(self.task.devices), self.task.nodes
         columns = {table.name: options.get(table.name, COLUMN_WISE) for table in tables}
-        everywhere = {n: replace(option, row_blocks=ranks) for n, option in columns.items()}
+        everywhere = {n: self.options.in_blocks(o, ranks) for n, o in columns.items()}
         yield {t.name: o for t in tables if (o := everywhere[t.name]) in self.options.of(t)}
         node = ranks // nodes
         if nodes == 1 or node == 1:
@@ -279,7 +282,7 @@ class OptionSets:
         for number in np.argsort(-alone_ms, kind="stable").tolist():
             chosen = int(busy_ms.argmin())
             table = tables[number]
-            option = replace(columns[table.name], row_blocks=node, first=chosen * node)
+            option = self.options.in_blocks(columns[table.name], node, chosen * node)
             if option in self.options.of(table):
                 busy_ms[chosen] += alone_ms[number]
                 found[table.name] = option
@@ -311,7 +314,8 @@ class OptionSets:
     def _largest_block(self, table: EmbeddingTable, count: int) -> Piece:
         if not can_be_blocks(table.rows, count):
             return table.whole()
-        blocks = self.task.row_blocks(table, count)
+        held = self.options.in_blocks(COLUMN_WISE, count).held(table, self.task.batch_size)
+        blocks = self.task.row_blocks(held, count)
         return max(blocks, key=lambda block: block.pooling_factor).whole()
 
     def _even_ms(self, options: Options) -> float:

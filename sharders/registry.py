@@ -42,11 +42,6 @@ class SharderSpec:
     floor: str | None = None
     ways: Literal["chosen", "required", "own"] = "required"
 
-    @property
-    def chooses_hot_rows(self) -> bool:
-        """Whether it may copy hot rows."""
-        return self.ways == "chosen"
-
 
 _BALANCED = {  # what each published heuristic balances over devices
     "round_robin": "numbers of tables",

@@ -41,6 +41,7 @@ class TableOptions:
         copies: Whether tables may be copied that need not be: that has a price.
         rows: Whether tables may be in blocks of rows that need not be.
         hot_rows: Tables whose hot rows may be copied, and how many rows that are.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
         host_bytes: Memory of the host for each device, for tables for which device memory is too
             small; 0 if none may be there.
 
@@ -57,17 +58,23 @@ class TableOptions:
         copies: bool = True,
         rows: bool = True,
         hot_rows: Mapping[str, int] = MappingProxyType({}),
+        hash_ids: bool = False,
         host_bytes: int = 0,
     ) -> None:
         self.task, self._ranks = task, len(task.devices)
         self._may_copy, self._may_have_rows = copies, rows
-        self.hot_rows, self._host_bytes = hot_rows, host_bytes
-        everywhere = ShardingOption(row_blocks=self._ranks)
+        self.hot_rows, self._hash_ids, self._host_bytes = hot_rows, hash_ids, host_bytes
+        everywhere = self.in_blocks(COLUMN_WISE, self._ranks)
         kinds: Mapping[Kind, ShardingOption] = {"copied": DATA_PARALLEL, "row_wise": everywhere}
         self.required: dict[str, ShardingOption] = {}
         for kind, option in kinds.items():
             for name in self._required(kind):
                 self.required[name] = option
+
+    def in_blocks(self, option: ShardingOption, count: int, first: int = 0) -> ShardingOption:
+        """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
+        hot_rows = 0 if option.hot_rows is None and self._hash_ids else option.hot_rows
+        return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
 
     def of(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
         """Returns the options of a table, columns first; one if rules leave no other."""
@@ -151,7 +158,7 @@ class TableOptions:
         """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
         tables are in host memory, if they may be.
         """
-        rows, task = ShardingOption(row_blocks=self._ranks), self.task
+        rows, task = self.in_blocks(COLUMN_WISE, self._ranks), self.task
         names = [
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
@@ -242,9 +249,9 @@ class TableOptions:
         ranks, nodes = self._ranks, self.task.nodes
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
-            found.append(ShardingOption(row_blocks=ranks))
+            found.append(self.in_blocks(COLUMN_WISE, ranks))
         if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
-            found += [ShardingOption(row_blocks=of_node, first=n * of_node) for n in range(nodes)]
+            found += [self.in_blocks(COLUMN_WISE, of_node, n * of_node) for n in range(nodes)]
         return found
 
     def _required(self, kind: Kind) -> Sequence[str]:

@@ -2,8 +2,8 @@
 
 A table with hot rows is two tables: a small one of its hot rows, of which each device has a copy,
 and one of its cold rows, which lies like any other. The pooled outputs of both are added, which is
-exact for sums. Cold rows are numbered anew, with a stride that spreads neighbours over the table,
-so that even blocks of them are used alike.
+exact for sums. Cold rows are numbered by a hash of their ids, so that even blocks of them are used
+alike, whatever the order of ids. With no hot rows, all rows are numbered so.
 """
 
 from dataclasses import replace
@@ -75,6 +75,17 @@ def _curve(table: EmbeddingTable, batch_size: int) -> tuple[Floats, Floats]:
     lookups = np.cumsum(members * rates)
     shares = lookups / max(lookups[-1], np.finfo(float).tiny)
     return np.append(0.0, np.cumsum(members)), np.append(0.0, shares)
+
+
+def cold_rows(table: EmbeddingTable, count: int, batch_size: int) -> EmbeddingTable:
+    """Returns a table's cold rows as a table of the same name; all its rows if none are hot.
+
+    Args:
+        table: The table.
+        count: Number of hot rows.
+        batch_size: Samples of a batch, for which reuse of cold rows is given.
+    """
+    return hot_and_cold(table, count, batch_size)[1] if count else replace(table, access=None)
 
 
 def hot_and_cold(

@@ -84,6 +84,8 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         for target in targets:
             found += _of_table(table, was, target, task)
     for name, rows in sorted(set(old.hot_rows) & set(new.hot_rows)):
+        if not rows:
+            continue
         dim = next(table.dim for table in task.tables if table.name == name)
         found += _copies_on_new(hot_name(name), rows, dim, old.num_devices, task)
     return tuple(found)

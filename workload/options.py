@@ -20,8 +20,9 @@ class ShardingOption:
         row_blocks: Number of blocks of rows, on as many devices (row-wise, table-row-wise); 1 where
             the table is whole or in slices of columns.
         first: First device of the blocks.
-        hot_rows: Number of the most used rows of which each device has a copy; the others are cold,
-            and in columns or in blocks of rows. 0 where all rows are alike.
+        hot_rows: Number of the most used rows of which each device has a copy. The others are cold,
+            in columns or in blocks of rows, and numbered by a hash of their ids. 0: all rows are
+            numbered so. None: rows are as they come.
         cached_rows: Rows for which caches in device memory have room, if the table is in host
             memory; None if it is in device memory.
     """
@@ -29,7 +30,7 @@ class ShardingOption:
     copied: bool = False
     row_blocks: int = 1
     first: int = 0
-    hot_rows: int = 0
+    hot_rows: int | None = None
     cached_rows: int | None = None
 
     @property
@@ -43,13 +44,21 @@ class ShardingOption:
         """
         if self.cached_rows is not None:
             table = replace(table, cached_rows=self.cached_rows)
-        return _hot_and_cold(table, self.hot_rows, batch_size)[1] if self.hot_rows else table
+        if self.hot_rows is None:
+            return table
+        from autoshard.workload.hot_rows import cold_rows  # few tasks need its sums
+
+        return cold_rows(table, self.hot_rows, batch_size)
 
     def copies(self, table: EmbeddingTable, batch_size: int) -> tuple[EmbeddingTable, ...]:
         """Returns the tables of which each device has a copy: this one, or that of its hot rows."""
         if self.copied:
             return (table,)
-        return _hot_and_cold(table, self.hot_rows, batch_size)[:1] if self.hot_rows else ()
+        if not self.hot_rows:
+            return ()
+        from autoshard.workload.hot_rows import hot_and_cold
+
+        return hot_and_cold(table, self.hot_rows, batch_size)[:1]
 
     def copies_bytes(self, table: EmbeddingTable, task: ShardingTask) -> int:
         """Returns the bytes that copies of a table take on each device."""
@@ -57,7 +66,9 @@ class ShardingOption:
         if not copies:
             return 0
         memory = task.operator.copies_memory(copies, task.batch_size, len(task.devices))
-        return memory.total + (task.hot_ids_bytes([table.name]) if self.hot_rows else 0)
+        return memory.total + (
+            task.hot_ids_bytes({table.name: self.hot_rows}) if self.hot_rows else 0
+        )
 
 
 COLUMN_WISE = ShardingOption()
@@ -187,7 +198,7 @@ def columns_task(task: ShardingTask, options: Options) -> ShardingTask:
     hot = _hot_rows(options)
     task = task.with_cached_rows(_cached_rows(options)).with_hot_rows(hot)
     copied = [name for name, option in options.items() if option.copied]
-    rest = task.without([*copied, *map(hot_name, hot)])
+    rest = task.without([*copied, *(hot_name(name) for name, count in hot.items() if count)])
     counts = {n: option.row_blocks for n, option in options.items() if option.row_blocks > 1}
     ranks = len(task.devices)
     firsts = {name: options[name].first for name, count in counts.items() if count < ranks}
@@ -199,16 +210,8 @@ def _of(options: Options, table: str) -> ShardingOption:
 
 
 def _hot_rows(options: Options) -> dict[str, int]:
-    return {name: option.hot_rows for name, option in options.items() if option.hot_rows}
+    return {n: o.hot_rows for n, o in options.items() if o.hot_rows is not None}
 
 
 def _cached_rows(options: Options) -> dict[str, int]:
     return {n: o.cached_rows for n, o in options.items() if o.cached_rows is not None}
-
-
-def _hot_and_cold(
-    table: EmbeddingTable, count: int, batch_size: int
-) -> tuple[EmbeddingTable, EmbeddingTable]:
-    from autoshard.workload.hot_rows import hot_and_cold  # few tasks need SciPy's sums for it
-
-    return hot_and_cold(table, count, batch_size)

@@ -31,7 +31,8 @@ class ShardingPlan:
         num_devices: Number of devices.
         copied: Names of tables of which each device has a copy (data-parallel).
         hot_rows: Names of tables of which each device has a copy of the most used rows, and how
-            many these are; placements are those of the other rows.
+            many these are, maybe 0; placements are those of the other rows, which are numbered by a
+            hash of their ids.
         replicas: Groups of so many devices that each train a copy of all tables; None if alone.
         cached_rows: Names of tables in host memory, and how many of their rows caches in device
             memory have room for.
@@ -113,7 +114,7 @@ class ShardingPlan:
     @property
     def has_copies(self) -> bool:
         """Returns whether devices have copies of tables, or of hot rows."""
-        return bool(self.copied or self.hot_rows)
+        return bool(self.copied or any(count for _, count in self.hot_rows))
 
     @property
     def is_plain(self) -> bool:
@@ -139,7 +140,7 @@ class ShardingPlan:
 
     def with_hot_tables(self) -> "ShardingPlan":
         """Returns the same plan for a model in which hot rows are tables of their own."""
-        hot_tables = (hot_name(name) for name, _ in self.hot_rows)
+        hot_tables = (hot_name(name) for name, count in self.hot_rows if count)
         return replace(self, copied=(*self.copied, *hot_tables), hot_rows=())
 
     def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingPlan":
@@ -210,7 +211,7 @@ class ShardingPlan:
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
         for rule in task.rules:
-            hot = [name for name, _ in self.hot_rows if name in rule.tables]
+            hot = [name for name, count in self.hot_rows if count and name in rule.tables]
             if hot and not rule.allows_hot_rows:
                 raise PlanError(
                     f"the plan breaks the constraint {rule.name!r}: hot rows of {hot[0]} are "
@@ -229,7 +230,7 @@ class ShardingPlan:
 
     def _check_caches(self) -> None:
         """Raises PlanError if copies of tables, or of hot rows, are in host memory."""
-        hot = {name for name, _ in self.hot_rows}
+        hot = {name for name, count in self.hot_rows if count}
         for name, _ in self.cached_rows:
             if name in self.copied or name in hot:
                 what = "hot rows of it are" if name in hot else "it is"
@@ -327,7 +328,7 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        ids = MemoryParts(inputs=task.hot_ids_bytes([name for name, _ in self.hot_rows]))
+        ids = MemoryParts(inputs=task.hot_ids_bytes(dict(self.hot_rows)))
         plan, task = self.resolved(task)
         copies = task.copies_memory(plan.copied).plus(ids)
         held = plan.pieces(task)

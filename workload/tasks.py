@@ -202,17 +202,18 @@ class ShardingTask:
         Cold rows keep the table's name and rules.
 
         Args:
-            counts: Number of hot rows of each table that has some.
+            counts: Number of hot rows of each table whose cold rows are numbered anew; maybe 0.
         """
         if not counts:
             return self
-        from autoshard.workload.hot_rows import hot_and_cold  # other tasks do without it
+        from autoshard.workload.hot_rows import cold_rows, hot_and_cold  # other tasks do without
 
         tables, hot_tables = list[EmbeddingTable](), list[str]()
         names, size = {table.name for table in self.tables}, self.hot_ids_bytes(counts)
         for table in self.tables:
-            if table.name not in counts:
-                tables.append(table)
+            if not counts.get(table.name):
+                numbered = table.name in counts
+                tables.append(cold_rows(table, 0, self.batch_size) if numbered else table)
                 continue
             hot, cold = hot_and_cold(table, counts[table.name], self.batch_size)
             if hot.name in names:
@@ -220,6 +221,8 @@ class ShardingTask:
                 raise FieldError("hot_rows", f"{problem}: rename it")
             tables += [cold, hot]
             hot_tables.append(hot.name)
+        if not hot_tables:
+            return replace(self, tables=tuple(tables))
         copied = Rule("copied", tuple(hot_tables), name="hot rows")
         devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
         rules = (*self.rules, copied)
@@ -240,9 +243,9 @@ class ShardingTask:
         rule = Rule("not_copied", tuple(counts), name="caches")
         return replace(self, tables=tables, rules=(*self.rules, rule))
 
-    def hot_ids_bytes(self, tables: Collection[str]) -> int:
-        """Returns the memory on each device in which it finds the hot rows of these tables."""
-        return sum(_HOT_ID_BYTES * table.rows for table in self.tables if table.name in tables)
+    def hot_ids_bytes(self, counts: Mapping[str, int]) -> int:
+        """Returns the memory on each device in which it finds so many hot rows of tables."""
+        return sum(_HOT_ID_BYTES * table.rows for table in self.tables if counts.get(table.name))
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""

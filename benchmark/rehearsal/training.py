@@ -93,6 +93,7 @@ class Training:
             hot_ids = {
                 names[name]: most_used(tables[name], count, task.batch_size, range(BATCHES))
                 for name, count in plan.hot_rows
+                if count
             }
             with_hot_rows(model, named, hot_ids)
             if plan.replicas is not None:

@@ -119,7 +119,7 @@ def differences(
         if move.table not in everywhere:
             elsewhere[move.table] += move.width
     elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.row_wise}}
-    elsewhere |= {name: tables[name].dim for name, _ in plan.hot_rows}
+    elsewhere |= {name: tables[name].dim for name, count in plan.hot_rows if count}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -142,7 +142,7 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     hot = dict(plan.hot_rows).get(table.name)
     if hot is not None:
         cold = _devices(table, replace(plan, hot_rows=()), task)
-        return f"{hot:,} hot rows: all devices; others: {cold}"
+        return f"{hot:,} hot rows: all devices; others: {cold}" if hot else f"hashed ids: {cold}"
     if table.name in plan.row_wise:
         return "by rows: " + ", ".join(
             f"{task.devices[p.device].name} to {task.devices[p.devices[-1]].name}"

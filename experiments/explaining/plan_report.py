@@ -3,7 +3,7 @@
 Reports are lines of text and tables without frames.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -97,8 +97,14 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
             f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
             "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
-    if plan.hot_rows:
-        yield from _hot_rows(plan, task)
+    if counts := {name: count for name, count in plan.hot_rows if count}:
+        yield from _hot_rows(plan, task, counts)
+    if hashed := [name for name, count in plan.hot_rows if not count]:
+        yield (
+            f"rows numbered by a hash of their ids: {len(hashed)} of {len(task.tables)} tables, "
+            f"{_named(hashed)}, whose blocks get equal shares of lookups whatever the order of "
+            "ids: make the model's collections by with_hot_rows"
+        )
     if plan.cached_rows:
         yield from _in_host_memory(plan, task)
     if plan.row_wise:
@@ -117,9 +123,9 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         )
 
 
-def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
-    """Yields which tables have hot rows, and how many lookups these get."""
-    tables, counts = {table.name: table for table in task.tables}, dict(plan.hot_rows)
+def _hot_rows(plan: ShardingPlan, task: ShardingTask, counts: Mapping[str, int]) -> Iterator[str]:
+    """Yields which tables have so many hot rows, and how many lookups these get."""
+    tables = {table.name: table for table in task.tables}
     _, apart = plan.resolved(task)
     size = format_bytes(apart.copies_memory([hot_name(name) for name in counts]).total)
     cold = {table.name: table.pooling_factor for table in apart.tables}
@@ -168,7 +174,8 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     if unknown:
         yield (
             f"  blocks of {_named(unknown)} are taken to get equal shares of lookups: if ids are "
-            "sorted by use, the first device gets most (profile_tables.py counts them)"
+            "sorted by use, the first device gets most (profile_tables.py counts them, --hash-ids "
+            "spreads them)"
         )
     uneven = {}
     for table, blocks in row_wise.items():
@@ -180,7 +187,7 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         yield (
             f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
             "with --hot-ids of profile_tables.py and shard.py a plan copies its most used rows "
-            "and spreads the others where that pays; or hash its ids"
+            "and spreads the others where that pays; --hash-ids of shard.py spreads all"
         )
 
 

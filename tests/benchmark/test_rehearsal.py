@@ -73,10 +73,12 @@ PLANS = {
     "grid on 4": (4, [{_NODE_0: 20, _NODE_1: 12}, {_NODE_0: 16}, _BY_ROWS, {2: 16}]),
     "hot rows on 2": (2, [{0: 20, 1: 12}, {0: 16}, {1: 24}, {1: 16}]),
     "hot rows on 4": (4, [_BY_ROWS, {1: 16}, {2: 12, 3: 12}, _COPIED]),
+    "hashed ids on 4": (4, [_BY_ROWS, {1: 16}, {_NODE_0: 24}, _COPIED]),
 }
 HOT_ROWS = {
     "hot rows on 2": (("of two.features", 7), ("hot", 20), ("weighted", 1)),
     "hot rows on 4": (("wide", 30), ("of two.features", 99), ("hot", 5)),
+    "hashed ids on 4": (("wide", 0), ("hot", 0)),
 }
 
 

@@ -35,6 +35,7 @@ def test_the_price_of_options_is_that_of_the_plan(name: str, link: str) -> None:
     price = CommonPrice(oracle.model.counted_overhead, task)
     rng = np.random.default_rng(3)
     known = [ShardingOption(), ShardingOption(row_blocks=4), ShardingOption(cached_rows=8)]
+    known.append(ShardingOption(row_blocks=4, hot_rows=0))
     if task.nodes > 1:
         known += [ShardingOption(row_blocks=2), ShardingOption(row_blocks=2, first=2)]
     if price.knows_copies:

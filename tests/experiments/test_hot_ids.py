@@ -89,6 +89,17 @@ def test_a_plan_with_hot_rows_is_made_explained_and_compared(
     assert f"hot rows copied to all devices: {count:,} of 1 tables" in printed(capsys)
 
 
+def test_a_plan_with_hashed_ids_says_how_to_train_by_it(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.main(replace(config, hot_ids=None, hash_ids=True))
+    said, plan = printed(capsys), ShardingPlan.load(config.out)
+    assert plan.hot_rows == tuple((table, 0) for table in sorted(plan.row_wise))
+    assert f"rows numbered by a hash of their ids: {len(plan.hot_rows)} of" in said
+    assert "by with_hot_rows" in said
+    assert "busiest" not in said
+
+
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
@@ -96,6 +107,7 @@ def test_a_plan_with_hot_rows_is_made_explained_and_compared(
         ({"start_plan": Path("plan.json"), "max_moved_gb": 1.0}, "--hot-ids is for making plans"),
         ({"sharder": "neuroshard"}, "--hot-ids is not used by sharder neuroshard: take one of"),
         ({"objective": "operators"}, "--hot-ids needs the price of copies"),
+        ({"hot_ids": None, "hash_ids": True, "sharder": "cost"}, "--hash-ids is not used by"),
     ],
 )
 def test_options_that_leave_no_use_of_ids_are_refused(

@@ -13,7 +13,7 @@ from autoshard.sharders import (
     make_sharder,
     next_steps,
 )
-from autoshard.workload import EmbeddingTable, Objective, ShardingTask
+from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask
 from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Rule
 
@@ -94,3 +94,28 @@ def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
 def test_hot_rows_are_chosen_within_a_time_limit_too(policy: Policy, task: ShardingTask) -> None:
     context = replace(context_of(policy, heavy=ROWS // 20), seconds=0.5)
     assert make_sharder("autoshard", context).shard(task).hot_rows
+
+
+@pytest.mark.parametrize("name", ["policy", "autoshard"])
+def test_hashed_ids_even_out_blocks_without_copies(
+    name: str, policy: Policy, task: ShardingTask
+) -> None:
+    context = context_of(policy)
+    before = make_sharder(name, context).shard(task)
+    plan = make_sharder(name, replace(context, hash_ids=True)).shard(task)
+    plan.check(task)
+    assert dict(plan.hot_rows)["heavy"] == 0
+    assert plan.copied == before.copied
+    heaviest = [
+        max(block.pooling_factor for block in p.blocks(task)[HEAVY]) for p in (before, plan)
+    ]
+    assert heaviest[1] == pytest.approx(HEAVY.pooling_factor / 4)
+    assert heaviest[0] > 2 * heaviest[1]
+    predictor = StepPredictor(context.costs, task)
+    assert predictor.expected_of(plan) < 0.9 * predictor.expected_of(before)
+    low, high = predictor.of(plan).interval_ms
+    assert low < predictor.expected_of(plan) < high
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+    for step in next_steps(context.costs, task, plan):
+        step.plan.check(task)
+        assert step.plan.hot_rows == plan.hot_rows

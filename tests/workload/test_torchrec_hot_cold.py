@@ -106,6 +106,35 @@ def test_outputs_and_gradients_are_those_of_the_model_without(weighted: bool) ->
         assert all(map(torch.equal, bags.split(table, whole), (hot, cold)))
 
 
+@pytest.mark.parametrize("hot", [0, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_hashed_ids_leave_outputs_and_gradients_as_they_are(weighted: bool, hot: int) -> None:
+    model, plan = Model(weighted), plan_of(item=0, user=hot)
+    changed = with_hot_rows(deepcopy(model), plan, ids_of() if hot else {})
+    batch = lookups(weighted)
+    apart = changed.bags.inputs(batch)
+    assert "hashed ids of bought" in apart.keys()  # noqa: SIM118
+    assert changed.bags.inputs(apart) is apart
+    expected = model(batch)
+    for inputs in (batch, apart):
+        found = changed(inputs)
+        assert sorted(found) == sorted(expected)
+        for feature, values in expected.items():
+            torch.testing.assert_close(found[feature], values)
+    for outputs in (expected, found):
+        sum((values**2).sum() for values in outputs.values()).backward()
+    bags, whole = changed.bags, model.bags.embedding_bags["item"].weight
+    weight = bags.hot_and_cold.embedding_bags["item"].weight
+    none = weight[:0]
+    torch.testing.assert_close(bags.joined("item", none, weight.grad), whole.grad)
+    assert not torch.equal(weight, whole)
+    assert torch.equal(bags.joined("item", none, weight), whole)
+    with pytest.raises(
+        PlanError, match=r"rows of table bags\.item by a hash of their ids, and the"
+    ):
+        to_torchrec(plan_of(item=0), Model(device="meta"), 2, "cpu")
+
+
 def test_a_loader_may_tell_hot_from_cold_before() -> None:
     model = with_hot_rows(Model(), plan_of(user=4), ids_of())
     batch = lookups(weighted=False)
@@ -227,7 +256,7 @@ def collection(*tables: tuple[str, str]) -> EmbeddingBagCollection:
         ([("item", "f"), ("item_hot", "g")], 1, "would be table item_hot, which there is already"),
         ([("item", "f"), ("shop", "f")], 1, "tables item and shop share feature f"),
         ([("item", "f")], 9, "has 9 hot rows of the 9 of table item"),
-        ([("item", "f")], 0, "has 0 hot rows of the 9 of table item"),
+        ([("item", "f"), ("shop", "f")], 0, "tables item and shop share feature f"),
     ],
 )
 def test_tables_that_cannot_have_hot_rows_end_in_one_line(
@@ -238,6 +267,9 @@ def test_tables_that_cannot_have_hot_rows_end_in_one_line(
         with_hot_rows(collection(*tables), plan, {"item": torch.arange(9)})
 
 
-def test_means_are_refused() -> None:
+def test_tables_that_pool_by_mean_have_no_hot_rows_but_may_have_hashed_ids() -> None:
+    model, batch = Model(pooling=PoolingType.MEAN), lookups(weighted=False)
+    found = with_hot_rows(deepcopy(model), plan_of(user=0))(batch)
+    torch.testing.assert_close(found["user"], model(batch)["user"])
     with pytest.raises(UserError, match="table user pools by MEAN"):
         with_hot_rows(Model(pooling=PoolingType.MEAN), plan_of(user=2), ids_of())

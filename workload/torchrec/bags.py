@@ -26,6 +26,7 @@ _OTHERS = (
 )
 HOT_AND_COLD = "hot_and_cold"  # the collection in a `HotCold`
 HOT_IDS = "ids_of_hot_rows"  # the buffer of it that says which rows are hot
+_HASHED = "hashed ids of "
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class BagTable:
     def name(self) -> str:
         """Returns the name of the table in plans."""
         return name_of(self.path, self.config.name)
+
+    @property
+    def has_hashed_ids(self) -> bool:
+        """Returns whether its rows are numbered by a hash of their ids, in a `HotCold`."""
+        return all(feature.startswith(_HASHED) for feature in self.config.feature_names)
 
     @property
     def weight(self) -> nn.Parameter:
@@ -72,6 +78,11 @@ class BagTable:
             )
         except FieldError as error:
             raise UserError(f"table {self.name}: {error}") from error
+
+
+def hashed_feature(feature: str) -> str:
+    """Returns the key of a feature's lookups once rows are numbered by a hash of their ids."""
+    return _HASHED + feature
 
 
 def name_of(path: str, table: str) -> str:

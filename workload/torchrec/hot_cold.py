@@ -3,11 +3,13 @@
 `with_hot_rows` replaces collections of a model by `HotCold`, in which such a table is two: that of
 its hot rows, which the plan copies to all ranks, and that of its cold rows, which it shards. Each
 lookup goes to one of them, and their pooled outputs are added. So the model computes what it did
-before, with less to exchange, and with cold rows that are used alike by all ranks.
+before, with less to exchange, and with cold rows that are used alike by all ranks. A table may have
+no hot rows: then its rows are numbered anew, and nothing else changes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 from zlib import crc32
 
@@ -24,7 +26,7 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.hot_ids import check_rows
 from autoshard.workload.plans import ShardingPlan
 from autoshard.workload.tables import hot_name
-from autoshard.workload.torchrec.bags import HOT_IDS, bag_tables
+from autoshard.workload.torchrec.bags import HOT_IDS, bag_tables, hashed_feature
 
 _MAX_ROWS = 2**31  # of a table: products of two numbers of rows have to be below 2^63
 
@@ -32,8 +34,9 @@ _MAX_ROWS = 2**31  # of a table: products of two numbers of rows have to be belo
 class RowNumbers(nn.Module):
     """Tells hot from cold rows of a table, and where each is among its like.
 
-    Hot rows are numbered as they are given, cold rows with a stride, so that neighbours are apart
-    from each other. Four bytes for each row hold that: searching for ids took 4 times as long.
+    Hot rows are numbered as they are given, cold rows by a hash of their ids, so that neighbours
+    are apart from each other. Where there are hot rows, four bytes for each row hold that:
+    searching for ids took 4 times as long.
 
     Args:
         hot_ids: Ids of hot rows.
@@ -47,14 +50,17 @@ class RowNumbers(nn.Module):
 
     def __init__(self, hot_ids: torch.Tensor, rows: int, first: int = 0) -> None:
         super().__init__()
-        self.hot = len(hot_ids)
+        self.hot, self._rows, self._first = len(hot_ids), rows, first
+        self._stride = spreading_stride(rows - self.hot)
+        self.register_buffer(HOT_IDS, hot_ids.long())  # weights of a checkpoint belong to them
+        if not self.hot:
+            return
         numbers = torch.ones(rows, dtype=torch.int32)
         numbers[hot_ids] = 0
-        cold = numbers.cumsum(0).sub_(1).mul_(spreading_stride(rows - self.hot)).add_(first)
+        cold = numbers.cumsum(0).sub_(1).mul_(self._stride).add_(first)
         numbers = cold.remainder_(rows - self.hot).to(torch.int32)
         numbers[hot_ids] = -1 - torch.arange(self.hot, dtype=torch.int32)
         self.register_buffer("numbers", numbers, persistent=False)
-        self.register_buffer(HOT_IDS, hot_ids.long())  # weights of a checkpoint belong to them
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         """Refuses a state with other hot rows, in which numbers mean other rows."""
@@ -71,9 +77,16 @@ class RowNumbers(nn.Module):
         hot = numbers < 0
         return hot, -1 - numbers[hot], numbers[~hot]
 
+    def hashed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the numbers of rows of a table without hot ones."""
+        numbers = ids.long() * self._stride + self._first
+        return numbers.remainder_(self._rows).to(ids.dtype)
+
     def order(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the ids of hot rows and of cold rows, each in the order of their numbers."""
-        return self.ids_of_hot_rows.cpu(), torch.argsort(self.numbers.cpu())[self.hot :]
+        every = torch.arange(self._rows)
+        numbers = self.numbers.cpu() if self.hot else self.hashed(every)
+        return self.ids_of_hot_rows.cpu(), torch.argsort(numbers)[self.hot :]
 
 
 def order_of_rows(
@@ -110,6 +123,10 @@ class HotCold(nn.Module):
         parts = {name: [config] for name, config in every.items()}
         for name, ids in hot_ids.items():
             config = every[name]
+            if not len(ids):
+                hashed = [hashed_feature(feature) for feature in config.feature_names]
+                parts[name] = [replace(config, feature_names=hashed)]
+                continue
             cold = replace(config, num_embeddings=config.num_embeddings - len(ids))
             features = [_hot_feature(feature) for feature in config.feature_names]
             hot = replace(
@@ -123,15 +140,17 @@ class HotCold(nn.Module):
             }
         )
         tables = {feature: name for name in hot_ids for feature in every[name].feature_names}
-        others = [
-            feature
+        both = [feature for feature, name in tables.items() if len(hot_ids[name])]
+        keys = {
+            inner: feature
             for name, config in every.items()
-            for feature in config.feature_names
-            if name not in hot_ids
-        ]
+            for inner, feature in zip(
+                parts[name][0].feature_names, config.feature_names, strict=True
+            )
+        }
         # Modules of their own, which TorchRec's pipelines do not trace into.
         self.splitter = _Splitter(self.numbers, tables)
-        self.sums = _Sums(list(tables), others)
+        self.sums = _Sums(both, keys)
         self.hot_and_cold = EmbeddingBagCollection(
             tables=[part for some in parts.values() for part in some],
             is_weighted=bags.is_weighted(),
@@ -182,22 +201,24 @@ class HotCold(nn.Module):
         """Returns the ids of the rows of each table in `hot_and_cold` that is a part of another."""
         found = {}
         for table in self.tables:
-            found[hot_name(table)], found[table] = _numbers_of(self.numbers, table).order()
+            hot, found[table] = _numbers_of(self.numbers, table).order()
+            if len(hot):
+                found[hot_name(table)] = hot
         return found
 
 
-def _check_names(tables: Mapping[str, Any], hot: Collection[str]) -> None:
-    """Raises UserError unless these tables of a collection can have hot rows."""
+def _check_names(tables: Mapping[str, Any], hot: Mapping[str, torch.Tensor]) -> None:
+    """Raises UserError unless these tables of a collection can have these hot rows, or none."""
     users: dict[str, str] = {}
     for name, config in tables.items():
         for feature in config.feature_names:
             first = users.setdefault(feature, name)
             if first != name and {first, name} & set(hot):
                 raise UserError(
-                    f"tables {first} and {name} share feature {feature}: hot rows are for tables "
-                    "with features of their own"
+                    f"tables {first} and {name} share feature {feature}: hot rows and hashed ids "
+                    "are for tables with features of their own"
                 )
-    for name in hot:
+    for name in (name for name, ids in hot.items() if len(ids)):
         if tables[name].pooling is not PoolingType.SUM:
             raise UserError(
                 f"table {name} pools by {tables[name].pooling.name}: hot and cold rows can be "
@@ -219,6 +240,9 @@ def _hot_feature(feature: str) -> str:
     return f"hot rows of {feature}"
 
 
+_PARTS = _hot_feature, hashed_feature
+
+
 class _Splitter(nn.Module):
     """Splits a batch's lookups into those of hot and of cold rows.
 
@@ -235,7 +259,7 @@ class _Splitter(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Returns hot and cold lookups apart."""
         keys = list(features.keys())
-        if any(_hot_feature(feature) in keys for feature in self._tables):
+        if any(of(feature) in keys for feature in self._tables for of in _PARTS):
             return features
         samples, ends = features.stride(), features.offset_per_key()
         lengths = features.lengths().view(-1, samples)
@@ -247,9 +271,13 @@ class _Splitter(nn.Module):
             if key not in self._tables:
                 cold_parts.append(split.whole(part, lengths[number]))
                 continue
-            hot, cold = split.by(
-                _numbers_of(self._numbers[0], self._tables[key]), part, lengths[number]
-            )
+            numbers = _numbers_of(self._numbers[0], self._tables[key])
+            if not numbers.hot:
+                keys[number] = hashed_feature(key)
+                values, counts, weights = split.whole(part, lengths[number])
+                cold_parts.append((numbers.hashed(values), counts, weights))
+                continue
+            hot, cold = split.by(numbers, part, lengths[number])
             cold_parts.append(cold)
             hot_parts.append(hot)
             hot_keys.append(_hot_feature(key))
@@ -261,22 +289,26 @@ class _Sums(nn.Module):
 
     Args:
         both: Features of tables with hot rows.
-        others: All other features.
+        keys: All features, by their keys in the collection of hot and cold rows.
     """
 
-    def __init__(self, both: Sequence[str], others: Sequence[str]) -> None:
+    def __init__(self, both: Sequence[str], keys: Mapping[str, str]) -> None:
         super().__init__()
-        self._both, self._others = list(both), list(others)
+        self._both, self._keys = list(both), dict(keys)
+        self._others = [key for key in keys if key not in both]
 
     def forward(self, pooled: KeyedTensor) -> KeyedTensor:
         """Returns pooled embeddings of all features."""
+        if not self._both:
+            keys = [self._keys[key] for key in pooled.keys()]  # noqa: SIM118 - no mapping
+            return KeyedTensor(keys, pooled.length_per_key(), pooled.values())
         groups = [self._both, [_hot_feature(feature) for feature in self._both]]
         groups += [self._others] if self._others else []
         cold_sums, hot_sums, *others = KeyedTensor.regroup([pooled], groups)
         width = dict(zip(pooled.keys(), pooled.length_per_key(), strict=True))
         keys = [*self._both, *self._others]
         values = torch.cat([cold_sums + hot_sums, *others], dim=1)
-        return KeyedTensor(keys, [width[key] for key in keys], values)
+        return KeyedTensor([self._keys[key] for key in keys], [width[key] for key in keys], values)
 
 
 _Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, lengths, weights
@@ -316,9 +348,12 @@ def _joined(keys: list[str], parts: Sequence[_Part]) -> KeyedJaggedTensor:
 
 
 def with_hot_rows(
-    model: nn.Module, plan: ShardingPlan, hot_ids: Mapping[str, Ints | torch.Tensor]
+    model: nn.Module,
+    plan: ShardingPlan,
+    hot_ids: Mapping[str, Ints | torch.Tensor] = MappingProxyType({}),
 ) -> nn.Module:
-    """Returns the model, in which tables have the hot rows of a plan. It is changed in place.
+    """Returns the model, in which tables have the hot rows, or the hashed ids, of a plan. It is
+    changed in place.
 
     Call it before `to_torchrec` and `DistributedModelParallel`. Weights that are there, not on
     device meta, are kept.
@@ -327,7 +362,7 @@ def with_hot_rows(
         model: Model that is not sharded yet.
         plan: Plan for it.
         hot_ids: Ids of the most used rows of each table, in the order of use, as `load_hot_ids`
-            reads them; at least as many as the plan says.
+            reads them; at least as many as the plan says, so none for tables without hot rows.
 
     Raises:
         UserError: A table of the plan is not in the model, or its ids are not known.
@@ -353,6 +388,8 @@ def with_hot_rows(
 def _checked(
     table: str, rows: int, count: int, known: Mapping[str, Ints | torch.Tensor]
 ) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
     if table not in known or len(known[table]) < count:
         found = len(known[table]) if table in known else 0
         raise UserError(
@@ -378,7 +415,8 @@ def _fill(module: HotCold, bags: EmbeddingBagCollection) -> None:
                 module.hot_and_cold.embedding_bags[name].weight.copy_(table.weight)
                 continue
             hot, cold = module.split(name, table.weight)
-            module.hot_and_cold.embedding_bags[hot_name(name)].weight.copy_(hot)
+            if len(hot):
+                module.hot_and_cold.embedding_bags[hot_name(name)].weight.copy_(hot)
             module.hot_and_cold.embedding_bags[name].weight.copy_(cold)
 
 

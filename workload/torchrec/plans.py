@@ -105,6 +105,11 @@ def plan_of_tables(
 def check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
     """Raises PlanError unless the model has the hot rows of a plan."""
     for name, count in plan.hot_rows:
+        if not count and name in tables and not tables[name].has_hashed_ids:
+            raise PlanError(
+                f"the plan numbers rows of table {name} by a hash of their ids, and the model does "
+                "not: call with_hot_rows(model, plan) first"
+            )
         hot = tables.get(hot_name(name))
         found = 0 if hot is None else hot.config.num_embeddings
         if found != count:
