@@ -53,7 +53,7 @@ def check_free(folder: Path, force: bool = False) -> None:
 
 
 def save_model(model: CostModel, folder: Path | str, force: bool = False) -> None:
-    """Writes the model to a folder atomically; with `force`, an older model is replaced."""
+    """Writes the model to a folder atomically; with `force`, a model that is there is replaced."""
     target = Path(folder)
     check_free(target, force)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

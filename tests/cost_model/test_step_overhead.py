@@ -124,7 +124,7 @@ def test_hot_rows_add_copies_and_the_telling_apart(model: CostModel, copying: Co
     plan = replace(next(random_plans(task)), hot_rows=((task.tables[0].name, 50),))
     apart, two = plan.resolved(task)
     (hot,) = (table for table in two.tables if table.name in apart.copied)
-    telling_ms = HOT_OVERHEAD.ms(task, [task.tables[0].name])
+    telling_ms = HOT_OVERHEAD.ms(task, {task.tables[0].name: 50})
     assert telling_ms > 0
     assert oracle.step_ms(plan, task) == pytest.approx(oracle.step_ms(apart, two) + telling_ms)
     assert oracle.common_ms(task, plan) - OVERHEAD.ordering_ms(two, apart) == pytest.approx(
