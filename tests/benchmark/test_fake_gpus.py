@@ -42,15 +42,16 @@ def fake(kind: str) -> DeviceBackend:
     return CudaBackend(runtime)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def gpus(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def gpus(cluster: object) -> Iterator[None]:
     """A node with GPUs, the only one that measures."""
     ray.cloudpickle.register_pickle_by_value(simulated_gpu)
-    monkeypatch.setattr(devices, "requested_backend", fake)
-    monkeypatch.setattr(rehearsal, "requested_backend", fake)
     end_pool()
     node = cluster.add_node(num_cpus=2, num_gpus=GPUS, resources={"benchmark": 1})  # type: ignore[attr-defined]
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "requested_backend", fake)
+        patch.setattr(rehearsal, "requested_backend", fake)
+        yield
     end_pool()
     cluster.remove_node(node)  # type: ignore[attr-defined]
     ray.cloudpickle.unregister_pickle_by_value(simulated_gpu)
@@ -58,7 +59,16 @@ def gpus(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def pool(gpus: None, tmp_path: Path) -> BenchmarkPool:
+    """The pool that tests share, whose GPUs are started once."""
     return BenchmarkPool(tmp_path / "costs.db", "cuda")
+
+
+@pytest.fixture
+def no_pool(gpus: None) -> Iterator[None]:
+    """For tests that start one of their own, or none."""
+    end_pool()
+    yield
+    end_pool()
 
 
 def task_of(ranks: int = GPUS) -> ShardingTask:
@@ -90,26 +100,6 @@ def test_a_pool_hands_its_gpus_over_to_a_rehearsal_and_gets_them_back(pool: Benc
         assert len(store) == len(SHARDS)
 
 
-def test_ranks_do_not_wait_for_ever_for_gpus_that_others_hold(
-    gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @ray.remote(num_cpus=0, num_gpus=1)
-    class Trainer:
-        def ready(self) -> bool:
-            return True
-
-    monkeypatch.setattr(rehearsal, "_START_S", 8.0)
-    other = Trainer.remote()
-    assert ray.get(other.ready.remote())
-    with pytest.raises(
-        RankError, match=r"[12] of 2 ranks got no GPU within 8 s: 0 are free in the Ray"
-    ):
-        RankGroup(GPUS, "cuda")
-    ray.kill(other)
-    with pytest.raises(UserError, match="3 ranks need a GPU each, and the cluster has 2"):
-        RankGroup(GPUS + 1, "cuda")
-
-
 def test_a_pool_that_measures_keeps_its_gpus(
     pool: BenchmarkPool, tables: tuple[EmbeddingTable, ...]
 ) -> None:
@@ -138,8 +128,28 @@ def test_a_gpu_that_another_cluster_measures_on_is_left_alone(
     assert any("is held by a pool of another cluster" in line for line in pool.notices())
 
 
+def test_ranks_do_not_wait_for_ever_for_gpus_that_others_hold(
+    no_pool: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @ray.remote(num_cpus=0, num_gpus=1)
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    monkeypatch.setattr(rehearsal, "_START_S", 4.0)
+    other = Trainer.remote()
+    assert ray.get(other.ready.remote())
+    with pytest.raises(
+        RankError, match=r"[12] of 2 ranks got no GPU within 4 s: 0 are free in the Ray"
+    ):
+        RankGroup(GPUS, "cuda")
+    ray.kill(other)
+    with pytest.raises(UserError, match="3 ranks need a GPU each, and the cluster has 2"):
+        RankGroup(GPUS + 1, "cuda")
+
+
 def test_a_gpu_that_disappears_costs_no_shard(
-    gpus: None,
+    no_pool: None,
     tmp_path: Path,
     tables: tuple[EmbeddingTable, ...],
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +172,7 @@ def test_a_gpu_that_disappears_costs_no_shard(
 
 
 def test_a_gpu_that_cannot_be_used_is_one_line(
-    gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_pool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def old(kind: str) -> DeviceBackend:
         return CudaBackend(simulated_gpu.SimulatedRuntime(capability=(7, 5)))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from bench.pool import simulated_pool, start_clients
+from bench.sleepers import simulated_pool, start_clients
 
 from autoshard.benchmark import (
     BenchmarkPool,

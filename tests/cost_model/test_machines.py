@@ -12,7 +12,15 @@ from scipy.stats import kendalltau
 from autoshard.benchmark import MachineProbe, ReferenceLevel
 from autoshard.benchmark.probe import OperatorPrices, Passes, ProbedShard, ProbeError, UpdateTime
 from autoshard.benchmark.probe_shards import PROBE_SHARDS
-from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, load_model, save_model
+from autoshard.cost_model import (
+    CostDataset,
+    CostModel,
+    EstimatedCosts,
+    calibration,
+    load_model,
+    machine_fitting,
+    save_model,
+)
 from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel
@@ -51,13 +59,13 @@ def machine_data(shards: list[Shard], machine: str) -> CostDataset:
 
 @pytest.fixture(scope="module")
 def machines_data(many_tables: tuple[EmbeddingTable, ...]) -> list[CostDataset]:
-    shards = random_shards(many_tables, 400, 12, seed=5, augment=True)
+    shards = random_shards(many_tables, 300, 12, seed=5, augment=True)
     return [machine_data(shards, machine) for machine in PACES]
 
 
 @pytest.fixture(scope="module")
 def trained(machines_data: list[CostDataset]) -> tuple[Machines, list[LeftOut]]:
-    return train_and_leave_out(machines_data, TrainOptions(members=2, steps=150), seed=0)
+    return train_and_leave_out(machines_data, TrainOptions(members=2, steps=120), seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +153,14 @@ def test_a_probe_puts_a_model_on_its_machine(
 
 
 def test_what_training_takes_on_a_machine_follows_its_reference(
-    knowing: CostModel, model: CostModel, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
+    knowing: CostModel,
+    model: CostModel,
+    many_tables: tuple[EmbeddingTable, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for fits in (calibration, machine_fitting):  # on which nothing here depends
+        monkeypatch.setattr(fits, "_OPTIONS", replace(fits._OPTIONS, steps=1))
     overhead = load_model("cpu").overhead
     assert overhead is not None
     assert overhead.reference_level is not None
@@ -208,8 +222,11 @@ def test_a_probe_is_run_once_and_kept(tmp_path: Path) -> None:
 
 
 def test_calibration_keeps_the_networks(
-    knowing: CostModel, many_tables: tuple[EmbeddingTable, ...]
+    knowing: CostModel,
+    many_tables: tuple[EmbeddingTable, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(calibration, "_FOLDS", 2)  # which are for the uncertainty
     shards = random_shards(many_tables, 80, 12, seed=78)
     data = machine_data(shards, "cpu: slow")
     found = calibrate(knowing, data.subset(range(30)))

@@ -160,7 +160,10 @@ def learning_rates(learner: Any) -> set[float]:
 
 
 def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
-    options = "--num-env-runners 1 --measured-share 0.3 --iterations 6 --out run --json r.json"
+    options = (
+        "--num-env-runners 1 --num-envs 4 --measured-share 0.3 --iterations 6 --out run "
+        "--json r.json"
+    )
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/6")
     assert kill_actors("SingleAgentEnvRunner") == 1

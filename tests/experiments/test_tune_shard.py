@@ -119,7 +119,11 @@ def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
 def test_population_based_training_measures_on_the_one_pool(
     cluster: object, tmp_path: Path
 ) -> None:
-    options = "--num-samples 2 --scheduler pbt --reward measured --storage sweep --json sweep.json"
+    # Trials measure as precisely as for users, so of half as many games.
+    options = (
+        "--num-samples 2 --scheduler pbt --reward measured --num-envs 4 --storage sweep "
+        "--json sweep.json"
+    )
     run("tune_shard.py", f"{TINY} {options}", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert told["finished"] == 2
