@@ -61,6 +61,7 @@ def test_calibration_needs_a_few_shards_of_another_machine(
     shards = random_shards(many_tables, 400, 20, seed=21)
     test = slower([shard for shard in shards if part_of_shard(shard) == "test"])
     few = slower([shard for shard in shards if part_of_shard(shard) == "train"][:50])
+    monkeypatch.setattr(calibration, "_FOLDS", 2)  # which are for the uncertainty
     calibrated = calibrate(model, few)
     scores = [
         Score.of(m.compute.predict(test.shards, test.batch_sizes).total_ms.double().numpy(),
@@ -261,12 +262,15 @@ def test_evaluations_are_counted(
 
 
 def test_calibration_to_another_batch_size_knows_its_tables(
-    model: CostModel, many_tables: tuple[EmbeddingTable, ...]
+    model: CostModel,
+    many_tables: tuple[EmbeddingTable, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a batch 16 times as large every table is out of distribution until some are measured."""
     shards = random_shards(many_tables, 300, 20, seed=31)
     few = [shard for shard in shards if part_of_shard(shard) == "train"][:50]
     test = [shard for shard in shards if part_of_shard(shard) == "test"]
+    monkeypatch.setattr(calibration, "_FOLDS", 2)  # which are for the uncertainty
     calibrated = calibrate(model, CostDataset.of(measurement(s, 16_384) for s in few))
     costs = EstimatedCosts(calibrated, 16_384).costs(test)
     spreads = [cost.spread for cost in costs]

@@ -77,7 +77,7 @@ def test_no_table_of_real_sizes_is_outside_of_what_it_knows() -> None:
         assert bool(torch.isfinite(oracle.amounts([t.whole() for t in tables])).all())
 
 
-def test_measured_shards_calibrate_it() -> None:
+def test_measured_shards_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU that takes twice as long as the data sheet says for all but the start."""
     rng, model = np.random.default_rng(0), roofline_model(H100)
     shards = [
@@ -102,6 +102,8 @@ def test_measured_shards_calibrate_it() -> None:
         versions="torch 2.13.0",
         reference_level=None,
     )
+    # Folds are for the uncertainty.
+    monkeypatch.setattr("autoshard.cost_model.calibration._FOLDS", 2)
     known = calibrate(model, data.subset(range(40)))
     assert (known.data_sheet, known.provenance.hardware) == (None, data.hardware)
     unseen = data.subset(range(40, 60))

@@ -12,13 +12,14 @@ from commands import empty_mlflow
 from formula import formula_exchanges, measurement
 
 from autoshard.benchmark import MeasurementStore, export_parquet
-from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model import EstimatedCosts, load_model, machine_fitting
 from autoshard.cost_model.training import TrainOptions
 from autoshard.experiments import collect_costs, train_cost_model
 from autoshard.experiments.train_cost_model import REGISTERED_AS, TrainConfig
 from autoshard.workload import EmbeddingTable, UserError, load_tables, random_shards
 
 TABLES = "synthetic:200:2:small"
+TINY = TrainOptions(members=1, steps=25)  # where it does not matter what is learned
 SCRIPT = Path(train_cost_model.__file__)
 
 
@@ -117,8 +118,12 @@ def test_mlflow_holds_all_of_it(folder: Path, figures: dict[str, object]) -> Non
     assert load_model(copy).provenance == load_model(folder / "model").provenance
 
 
-def test_a_model_is_calibrated(folder: Path, store: Path, figures: dict[str, object]) -> None:
+def test_a_model_is_calibrated(
+    folder: Path, store: Path, figures: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = folder / "calibrated"
+    # Folds are for the uncertainty.
+    monkeypatch.setattr("autoshard.cost_model.calibration._FOLDS", 2)
     train_cost_model.main(config(folder, store, calibrate=folder / "model", out=out))
     told = json.loads((folder / "figures.json").read_text())
     assert told["num_train"] <= 50
@@ -132,7 +137,7 @@ def test_a_parquet_file_trains_too_but_nothing_is_measured(
     parquet = folder / "costs.parquet"
     with MeasurementStore(store) as kept:
         export_parquet(kept, parquet)
-    train_cost_model.main(config(folder, parquet, out=folder / "from_parquet"))
+    train_cost_model.main(config(folder, parquet, out=folder / "from_parquet", hyper=TINY))
     assert "predictions are not checked: no store" in capsys.readouterr().out
     assert json.loads((folder / "figures.json").read_text())["proposals"] is None
     with pytest.raises(UserError, match="proposals cannot be measured: no store"):
@@ -146,7 +151,7 @@ def test_another_machine_s_costs_train_but_are_not_added_to(
     foreign = folder / "foreign.db"
     with MeasurementStore(foreign) as kept:
         kept.put(measurement(shard) for shard in random_shards(many_tables, 100, 8))
-    train_cost_model.main(config(folder, foreign, out=folder / "foreign"))
+    train_cost_model.main(config(folder, foreign, out=folder / "foreign", hyper=TINY))
     assert "the costs are of a machine with libraries" in capsys.readouterr().out
     with pytest.raises(UserError, match="proposals cannot be measured: the costs are of a machine"):
         train_cost_model.main(config(folder, foreign, out=folder / "other", rounds=1))
@@ -155,8 +160,13 @@ def test_another_machine_s_costs_train_but_are_not_added_to(
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
 def test_networks_of_several_machines_are_added(
-    folder: Path, many_tables: tuple[EmbeddingTable, ...], capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    many_tables: tuple[EmbeddingTable, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    few_steps = replace(machine_fitting._OPTIONS, steps=TINY.steps)
+    monkeypatch.setattr(machine_fitting, "_OPTIONS", few_steps)
     files = []
     for number, pace in enumerate((1.0, 2.0, 0.7)):
         files.append(folder / f"machine{number}.db")
@@ -165,10 +175,9 @@ def test_networks_of_several_machines_are_added(
                 replace(measurement(shard, dearer=lambda table, p=pace: p), hardware=f"cpu: {pace}")
                 for shard in random_shards(many_tables, 150, 8)
             )
-    tiny = TrainOptions(members=1, steps=25)
     one, more = folder / "one_machine", folder / "more_machines"
-    train_cost_model.main(config(folder, files[0], out=one, hyper=tiny, check_tasks=0))
-    adding = config(folder, files[0], out=more, hyper=tiny, add_to=one, machines=tuple(files[1:]))
+    train_cost_model.main(config(folder, files[0], out=one, hyper=TINY, check_tasks=0))
+    adding = config(folder, files[0], out=more, hyper=TINY, add_to=one, machines=tuple(files[1:]))
     train_cost_model.main(adding)
     said = capsys.readouterr().out
     assert "training on 3 machines, and on all but one for the test" in said
@@ -199,7 +208,7 @@ def test_networks_of_several_machines_are_added(
 def test_a_budget_that_is_spent_leaves_out_what_measures(
     folder: Path, store: Path, figures: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, hyper = folder / "hurried", TrainOptions(members=1, steps=25)
+    out, hyper = folder / "hurried", TINY
     asked = config(folder, store, out=out, rounds=2, budget_shards=21, hyper=hyper, seconds=1e-3)
     with MeasurementStore(store) as kept:
         before = len(kept)
