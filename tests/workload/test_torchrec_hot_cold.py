@@ -25,7 +25,7 @@ from autoshard.workload.torchrec import (
     to_torchrec,
     with_hot_rows,
 )
-from autoshard.workload.torchrec.hot_cold import RowNumbers
+from autoshard.workload.torchrec.row_numbers import RowNumbers
 
 ROWS = {"user": 90, "item": 60, "shop": 40}
 FEATURES = {"user": ["user"], "item": ["clicked", "bought"], "shop": ["shop"]}

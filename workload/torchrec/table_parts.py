@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from autoshard.workload.errors import UserError
 from autoshard.workload.tables import HOT
 from autoshard.workload.torchrec.bags import HOT_IDS, name_of
-from autoshard.workload.torchrec.hot_cold import order_of_rows
+from autoshard.workload.torchrec.row_numbers import order_of_rows
 
 WEIGHT = "weight"
 _WEIGHT = re.compile(r"(?:(?P<path>.+)\.)?embedding_bags\.(?P<table>[^.]+)\.weight")
