@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 import simulated_gpu
+from commands import wait_until
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, devices
 from autoshard.benchmark.backends.base import DeviceBackend
@@ -58,9 +59,12 @@ def gpus(cluster: object) -> Iterator[None]:
 
 
 @pytest.fixture
-def pool(gpus: None, tmp_path: Path) -> BenchmarkPool:
-    """The pool that tests share, whose GPUs are started once."""
-    return BenchmarkPool(tmp_path / "costs.db", "cuda")
+def pool(gpus: None, tmp_path: Path) -> Iterator[BenchmarkPool]:
+    """The pool that tests share, whose GPUs are started once; idle again after each of them."""
+    found = BenchmarkPool(tmp_path / "costs.db", "cuda")
+    yield found
+    # Shards of a dropped request that are being measured hold their GPU.
+    wait_until("an empty backlog", lambda: ray.get(found._actor.backlog.remote()) == 0)
 
 
 @pytest.fixture
