@@ -82,7 +82,7 @@ def test_it_plans_measures_and_compares(installed: Path, tmp_path: Path) -> None
     planning = ["shard", "--tables", TABLES, "--num-devices", "4", "--memory-gb", "1"]
     assert "the plan is in plan.json" in run([autoshard, *planning], tmp_path)
     ShardingPlan.load(tmp_path / "plan.json").check_columns(load_tables(TABLES))
-    measuring = f"measure --tables {TABLES} --num-shards 4 --devices cpu --seconds 60"
+    measuring = f"collect-costs --tables {TABLES} --num-shards 4 --devices cpu --seconds 60"
     run([autoshard, *measuring.split()], tmp_path, **own)
     assert (tmp_path / "costs.db").is_file()
     comparing = (
@@ -100,7 +100,7 @@ def test_without_fbgemm_it_plans_and_says_what_measuring_needs(
 ) -> None:
     planning = f"shard --tables {TABLES} --num-devices 4 --memory-gb 1"
     assert "the plan is in plan.json" in run([str(without_fbgemm), *planning.split()], tmp_path)
-    measuring = f"measure --tables {TABLES} --num-shards 4 --devices cpu"
+    measuring = f"collect-costs --tables {TABLES} --num-shards 4 --devices cpu"
     said = run([str(without_fbgemm), *measuring.split()], tmp_path, 2, RAY_ADDRESS="local")
     assert "pip install 'autoshard[cpu]'" in said.splitlines()[-1]
     assert "Traceback" not in said
