@@ -137,7 +137,7 @@ class OptionSets:
             # Smaller caches leave memory for rows: the best is wanted of each size.
             found = [min(self._with_rows([start]), key=_step_ms) for start in found]
             return sorted(found, key=_step_ms)
-        base = min(found, key=_step_ms).options if found else self.options.required
+        base = _best(found).options if found else self.options.required
         found, hot = self._with_rows(found), list[Start]()
         if (hot_rows := self._hot_rows(base)) is not None:
             self._append(hot, hot_rows)
@@ -147,7 +147,7 @@ class OptionSets:
     def _with_rows(self, found: Sequence[Start]) -> list[Start]:
         """Returns these starts, and those that have rows beside the options of the best one."""
         found = list(found)
-        base = min(found, key=_step_ms).options if found else self.options.required
+        base = _best(found).options if found else self.options.required
         rows = ([{**base, **some} for some in sets] for sets in self._rows(base))
         self._append_until_worse(found, rows)
         return found
@@ -336,6 +336,11 @@ class OptionSets:
         pieces = list(pieces)
         columns = np.array([piece.exchanged_columns for piece in pieces])
         return np.asarray(self.oracle.alone_ms(pieces) + self._exchange_ms * columns)
+
+
+def _best(found: Sequence[Start]) -> Start:
+    """Returns the fastest start; of a single one the step need not be known."""
+    return found[0] if len(found) == 1 else min(found, key=_step_ms)
 
 
 def _step_ms(start: Start) -> float:

@@ -157,14 +157,14 @@ class _Choice:
         expected = {plan: self._expected_of(plan) for plan in dict.fromkeys(plans)}
         limit_ms = (1 + _SAME) * min(expected.values())
         alike = [plan for plan, expected_ms in expected.items() if expected_ms <= limit_ms]
-        self.plan = min(alike, key=self._step_ms)
-        self._best = expected[self.plan], self._step_ms(self.plan)
+        self.plan = alike[0] if len(alike) == 1 else min(alike, key=self._step_ms)
+        self._expected_ms = expected[self.plan]
 
     def offer(self, plan: ShardingPlan) -> None:
         """Takes a plan that is better by both, so that more time never gives a worse one."""
-        both = self._expected_of(plan), self._step_ms(plan)
-        if both[0] <= self._best[0] and both[1] < self._best[1]:
-            self.plan, self._best = plan, both
+        expected_ms = self._expected_of(plan)
+        if expected_ms <= self._expected_ms and self._step_ms(plan) < self._step_ms(self.plan):
+            self.plan, self._expected_ms = plan, expected_ms
 
     def _step_ms(self, plan: ShardingPlan) -> float:
         return self._oracle.step_ms(plan, self._task)
