@@ -24,7 +24,7 @@ from autoshard.workload.step_price import norm_power
 _SOFT = 12.0
 _KICKS = 16  # restarts in a round of those that time is left for
 _PROPOSALS = 20_000  # of annealing in the first round
-_SHARP = (24.0, 96.0)  # powers after that
+_SHARP = 96.0  # power after that
 _SCENARIOS = 16  # number of scenarios in the last descent
 _SETS = 3  # sets of options from which there are steps downwards
 _WORTH = 1.1  # relative to the start of the best one
@@ -184,13 +184,12 @@ class TaskSearch:
         return min(best, other, key=PlanSearch.objective)
 
     def _sharpened(self, best: PlanSearch) -> list[Sharded]:
-        """Returns the plan, and what steps downwards lead to by norms closer to the maximum."""
+        """Returns the plan, and what steps downwards lead to by a norm closer to the maximum."""
         if best.step_ms < _EVEN * best.even_ms:
             return [best.sharded()]
         search = self._from(best.sharded())
-        for power in _SHARP:
-            search.sharpen(power)
-            search.descend(self._search.split, self._time_is_up)
+        search.sharpen(_SHARP)
+        search.descend(self._search.split, self._time_is_up)
         return [best.sharded(), search.sharded()]
 
     def _over_scenarios(self, best: PlanSearch) -> Sharded:
