@@ -285,7 +285,7 @@ class PlanSearch(SearchState):
         """Returns the units of single tables that are most for a device, and those by other
         options.
         """
-        wholes = self._wholes()
+        wholes = self._whole_units
         weights = self._weight[wholes].sum(1)
         heavy = np.argsort(-weights, kind="stable")[:_FLIPPED]
         heavy = heavy[weights[heavy] > _MIN_FLIPPED * self._means.sum(1).mean()]

@@ -6,6 +6,7 @@ devices, and what all devices bear alike. Costs of devices are [devices, stages,
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -224,15 +225,15 @@ class SearchState:
         """Returns the table of a unit that is a single one."""
         return self._masks.units[number].pieces[0].table
 
-    def _wholes(self, options: Iterable[tuple[int, ShardingOption]] | None = None) -> Ints:
-        """Returns the items that are what devices hold of units by options in columns.
+    @cached_property
+    def _whole_units(self) -> Ints:
+        """Items that are whole units: [units]."""
+        return self._wholes([(number, COLUMN_WISE) for number in range(len(self._names))])
 
-        Args:
-            options: Numbers of units, and options; by default whole units, [units].
+    def _wholes(self, keys: Sequence[tuple[int, ShardingOption]]) -> Ints:
+        """Returns the items that are what devices hold of units, by their number and an option in
+        columns.
         """
-        if options is None:
-            options = ((number, COLUMN_WISE) for number in range(len(self._names)))
-        keys = [(number, option) for number, option in options]
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         if new:
             first = self._add([self._held(*key) for key in new], np.array([n for n, _ in new]))

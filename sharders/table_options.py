@@ -299,7 +299,7 @@ class RequiredOptions:
         """Returns a valid plan; raises PlanError if none is found."""
         options = TableOptions(task, copies=False, rows=False, host_bytes=self._host_bytes)
         lack: PlanError | None = None
-        if options.fit_into_devices or not options.cached:
+        if not options.cached or options.fit_into_devices:
             try:
                 return options.sharded(self._sharder, options.required).plan(task)
             except PlanError as error:
