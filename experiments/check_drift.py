@@ -105,7 +105,7 @@ def main(config: DriftConfig) -> None:
     model = model.for_objective(task.objective, len(task.devices))
     oracle = open_oracle(model, task.batch_size, task.tables, config.store)
     oracle.check(task)
-    window = _counted(config, task, plan.row_wise, {t: n for t, n in plan.hot_rows if n})
+    window = _counted(config, task, plan.row_wise, plan.copied_hot_rows)
     known = counted_batches(task.tables, task.batch_size)
     if known is None:
         cli.note(

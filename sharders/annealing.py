@@ -33,7 +33,7 @@ class AnnealingSharder:
             instead of the time, which makes plans reproducible unless `seconds` ends the search.
         seed: Seed of the changes.
         clock: Returns the time in seconds.
-        resources: What options may use beside devices.
+        resources: Ids of hot rows, hashed ids and host memory, as far as options may use them.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class DriftMonitor:
         self._plan, self._task, self._oracle = plan, task, oracle
         self._link, self._total_steps = link_of(task, link), total_steps
         self._features, self._every, self._window = features, every, window
-        hot = {name: count for name, count in plan.hot_rows if count}
+        hot = plan.copied_hot_rows
         if missing := sorted(set(hot) - set(hot_ids or {})):
             raise UserError(f"the plan copies hot rows of table {missing[0]}: give their hot_ids")
         self._hot_ids = {name: (hot_ids or {})[name][:count] for name, count in hot.items()}

@@ -43,7 +43,7 @@ _WORSE = 2  # so many sets that are no better than the best end that
 
 @dataclass(frozen=True)
 class OptionResources:
-    """What options may use beside devices.
+    """What sharding options may use: ids of hot rows, hashed ids, host memory.
 
     Args:
         num_hot_ids: Tables whose most used rows are known, and how many of these.
@@ -101,7 +101,7 @@ class OptionSets:
     Args:
         oracle: Cost oracle of the task.
         task: The task.
-        resources: What options may use beside devices.
+        resources: Ids of hot rows, hashed ids and host memory, as far as options may use them.
 
     Attributes:
         options: What tables may take.
@@ -130,7 +130,7 @@ class OptionSets:
         Where no greedy plan fits, there may be others.
         """
         found = list[Start]()
-        if self.options.fit_into_devices or not self.options.cached:
+        if not self.options.cached or self.options.fit_into_devices:
             found = self._of_columns_and_copies()
         if self.options.cached and not self._any_fits(found):
             self._append_until_worse(found, ([some] for some in self.options.cached))

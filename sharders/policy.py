@@ -38,7 +38,7 @@ class PolicySharder:
         seconds: Time of planning; by default the search stops by itself. The policy's rollouts
             are not interrupted.
         clock: Returns the time in seconds.
-        resources: What options may use beside devices.
+        resources: Ids of hot rows, hashed ids and host memory, as far as options may use them.
     """
 
     def __init__(

@@ -83,9 +83,7 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         targets = [[p] for p in _copies(table, task)] if now is None else [now]
         for target in targets:
             found += _of_table(table, was, target, task)
-    for name, rows in sorted(set(old.hot_rows) & set(new.hot_rows)):
-        if not rows:
-            continue
+    for name, rows in sorted(old.copied_hot_rows.items() & new.copied_hot_rows.items()):
         dim = next(table.dim for table in task.tables if table.name == name)
         found += _copies_on_new(hot_name(name), rows, dim, old.num_devices, task)
     return tuple(found)

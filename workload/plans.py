@@ -114,7 +114,12 @@ class ShardingPlan:
     @property
     def has_copies(self) -> bool:
         """Returns whether devices have copies of tables, or of hot rows."""
-        return bool(self.copied or any(count for _, count in self.hot_rows))
+        return bool(self.copied or self.copied_hot_rows)
+
+    @property
+    def copied_hot_rows(self) -> dict[str, int]:
+        """Returns how many hot rows of a table each device has a copy of, where there are any."""
+        return {name: count for name, count in self.hot_rows if count}
 
     @property
     def is_plain(self) -> bool:
@@ -140,8 +145,8 @@ class ShardingPlan:
 
     def with_hot_tables(self) -> "ShardingPlan":
         """Returns the same plan for a model in which hot rows are tables of their own."""
-        hot_tables = (hot_name(name) for name, count in self.hot_rows if count)
-        return replace(self, copied=(*self.copied, *hot_tables), hot_rows=())
+        copied = (*self.copied, *map(hot_name, self.copied_hot_rows))
+        return replace(self, copied=copied, hot_rows=())
 
     def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingPlan":
         """Returns the plan of a task whose `with_hot_rows` this plan is for."""
@@ -211,7 +216,7 @@ class ShardingPlan:
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
         for rule in task.rules:
-            hot = [name for name, count in self.hot_rows if count and name in rule.tables]
+            hot = [name for name in self.copied_hot_rows if name in rule.tables]
             if hot and not rule.allows_hot_rows:
                 raise PlanError(
                     f"the plan breaks the constraint {rule.name!r}: hot rows of {hot[0]} are "
@@ -230,10 +235,9 @@ class ShardingPlan:
 
     def _check_caches(self) -> None:
         """Raises PlanError if copies of tables, or of hot rows, are in host memory."""
-        hot = {name for name, count in self.hot_rows if count}
         for name, _ in self.cached_rows:
-            if name in self.copied or name in hot:
-                what = "hot rows of it are" if name in hot else "it is"
+            if name in self.copied or name in self.copied_hot_rows:
+                what = "hot rows of it are" if name in self.copied_hot_rows else "it is"
                 raise PlanError(
                     f"table {name} is in host memory, and {what} copied to all devices: take "
                     "either out of the plan"

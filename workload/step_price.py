@@ -195,8 +195,8 @@ def expected_slowest(costs_ms: Floats, power: float) -> Floats:
 
 def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
     """Returns the error that the price of fused operators does not contain a plan's copies."""
-    hot = [name for name, count in plan.hot_rows if count]
-    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {hot[0]} are"
+    hot = next(iter(plan.copied_hot_rows), "")
+    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {hot} are"
     return UserError(
         f"{what} copied to all devices, and objective {task.objective.name} counts fused "
         "operators, which copies are not: take objective step"

@@ -92,8 +92,7 @@ class Training:
             named, names = plan_in_model(plan, task.tables), in_model(task.tables)
             hot_ids = {
                 names[name]: most_used(tables[name], count, task.batch_size, range(BATCHES))
-                for name, count in plan.hot_rows
-                if count
+                for name, count in plan.copied_hot_rows.items()
             }
             with_hot_rows(model, named, hot_ids)
             if plan.replicas is not None:

@@ -119,7 +119,7 @@ def differences(
         if move.table not in everywhere:
             elsewhere[move.table] += move.width
     elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.row_wise}}
-    elsewhere |= {name: tables[name].dim for name, count in plan.hot_rows if count}
+    elsewhere |= {name: tables[name].dim for name in plan.copied_hot_rows}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"

@@ -3,7 +3,7 @@
 Reports are lines of text and tables without frames.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -97,8 +97,8 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
             f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
             "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
-    if counts := {name: count for name, count in plan.hot_rows if count}:
-        yield from _hot_rows(plan, task, counts)
+    if plan.copied_hot_rows:
+        yield from _hot_rows(plan, task)
     if hashed := [name for name, count in plan.hot_rows if not count]:
         yield (
             f"rows numbered by a hash of their ids: {len(hashed)} of {len(task.tables)} tables, "
@@ -123,9 +123,9 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         )
 
 
-def _hot_rows(plan: ShardingPlan, task: ShardingTask, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yields which tables have so many hot rows, and how many lookups these get."""
-    tables = {table.name: table for table in task.tables}
+def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields which tables have hot rows, and how many lookups these get."""
+    tables, counts = {table.name: table for table in task.tables}, plan.copied_hot_rows
     _, apart = plan.resolved(task)
     size = format_bytes(apart.copies_memory([hot_name(name) for name in counts]).total)
     cold = {table.name: table.pooling_factor for table in apart.tables}
