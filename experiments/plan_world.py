@@ -29,7 +29,6 @@ from autoshard.sharders import (
     oracle_of,
     spec_of,
 )
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import (
     Device,
     Objective,
@@ -41,6 +40,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.sizes import format_bytes
+from autoshard.workload.table_options import TableOptions
 
 _BATCH_SIZE = 1024
 _MAX_DEVICES = 2**12  # up to which the least number that fits is sought

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         spec_of,
         usable_sharders,
     )
+    from autoshard.sharders.required_options import RequiredOptions
     from autoshard.sharders.steps import Step, next_steps
-    from autoshard.sharders.table_options import RequiredOptions
     from autoshard.sharders.torchrec_planner import TorchRecSharder
 else:
     __getattr__, __dir__ = lazy_exports(__name__)

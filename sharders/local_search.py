@@ -13,11 +13,11 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.simulated_annealing import Annealing
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.options import Sharded, ShardingOption, columns_task, tables_of_parts
 from autoshard.workload.step_price import norm_power
+from autoshard.workload.table_options import TableOptions
 
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
 # devices that are not the slowest become even, which helps later moves.

@@ -10,7 +10,7 @@ from autoshard.cost_model.acquisition import select_measurements
 from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.cost_greedy import FusedGreedySharder
-from autoshard.sharders.table_options import RequiredOptions
+from autoshard.sharders.required_options import RequiredOptions
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
 _ROUND_SHARE = 0.4  # share of the remaining time: later rounds select better shards

@@ -21,7 +21,6 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.common_price import CommonPrice
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.split_greedy import split_greedy
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.options import (
@@ -32,6 +31,7 @@ from autoshard.workload.options import (
     ShardingOption,
 )
 from autoshard.workload.step_price import StepPrice
+from autoshard.workload.table_options import TableOptions
 from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables

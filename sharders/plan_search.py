@@ -8,9 +8,9 @@ import numpy as np
 
 from autoshard.sharders.move_budget import GONE
 from autoshard.sharders.search_state import Change, SearchState
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.options import COLUMN_WISE, ShardingOption
+from autoshard.workload.table_options import TableOptions
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices

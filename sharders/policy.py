@@ -11,10 +11,10 @@ from autoshard.sharders.local_search import LocalSearch, TaskSearch, step_of
 from autoshard.sharders.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.options import Sharded
 from autoshard.workload.packing import check_total, pack
+from autoshard.workload.table_options import TableOptions
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those

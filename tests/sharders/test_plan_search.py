@@ -14,7 +14,6 @@ from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
-from autoshard.sharders.table_options import TableOptions
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -29,6 +28,7 @@ from autoshard.workload import (
 from autoshard.workload.arrays import Floats
 from autoshard.workload.options import Sharded, ShardingOption
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.table_options import TableOptions
 
 SLOW = Link(1e7, 1e-3)
 OBJECTIVES = (

@@ -1,17 +1,10 @@
-"""Which options each table of a task may take, as far as rules, rows and the cost model allow.
+"""Which options each table of a task may take, as far as rules, rows and the cost model allow."""
 
-`RequiredOptions` makes plans of sharders that know columns alone obey rules for copies and rows,
-and keeps tables in host memory where device memory is too small for all.
-"""
-
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 
-from autoshard.cost_model import EstimatedCosts
-from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.errors import FieldError
 from autoshard.workload.options import (
     COLUMN_WISE,
@@ -22,15 +15,17 @@ from autoshard.workload.options import (
     columns_task,
 )
 from autoshard.workload.packing import pack
+from autoshard.workload.plans import PlanError, ShardingPlan
+from autoshard.workload.protocols import Sharder
 from autoshard.workload.rules import Kind
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import can_be_blocks, hot_name
+from autoshard.workload.tables import EmbeddingTable, can_be_blocks, hot_name
+from autoshard.workload.tasks import ShardingTask
 
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
 # Of all device memory, for tables and caches where tables are in host memory: what is left lets
 # pieces be placed, and devices be balanced.
 _SHARES = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
-_WORSE = 2  # shares in a row, after which smaller ones are not tried
 
 
 class TableOptions:
@@ -278,51 +273,6 @@ class TableOptions:
                         f"{table.name}: {why if self._ranks > 1 else 'rows need two devices'}"
                     )
         return list(required)
-
-
-class RequiredOptions:
-    """Copies tables and shards them by rows where rules say so; a sharder places the others.
-
-    Args:
-        sharder: Places columns of tables.
-        oracle: Prices plans; only needed where tables may be in host memory.
-        host_bytes: Memory of the host for each device, for tables for which device memory is too
-            small; 0 if none may be there.
-    """
-
-    def __init__(
-        self, sharder: Sharder, oracle: EstimatedCosts | None = None, host_bytes: int = 0
-    ) -> None:
-        self._sharder, self._oracle, self._host_bytes = sharder, oracle, host_bytes
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan; raises PlanError if none is found."""
-        options = TableOptions(task, copies=False, rows=False, host_bytes=self._host_bytes)
-        lack: PlanError | None = None
-        if not options.cached or options.fit_into_devices:
-            try:
-                return options.sharded(self._sharder, options.required).plan(task)
-            except PlanError as error:
-                lack = error
-        best, best_ms, worse = None, math.inf, 0
-        for some in options.cached:
-            try:
-                plan = options.sharded(self._sharder, some).plan(task)
-                options.check_host(plan)
-            except PlanError as error:
-                lack = error
-                continue
-            assert self._oracle is not None
-            step_ms = self._oracle.step_ms(plan, task)
-            worse = worse + 1 if step_ms >= best_ms else 0
-            if step_ms < best_ms:
-                best, best_ms = plan, step_ms
-            if worse == _WORSE:
-                break
-        if best is None:
-            assert lack is not None
-            raise lack
-        return best
 
 
 def _cold_fit(table: EmbeddingTable, hot: int, option: ShardingOption) -> bool:
