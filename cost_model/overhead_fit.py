@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
-from autoshard.benchmark.rehearsal.kept import RehearsedPlan
+from autoshard.benchmark.rehearsals.kept import RehearsedPlan
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
 from autoshard.cost_model.step_overhead import (

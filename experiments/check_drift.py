@@ -87,7 +87,7 @@ class DriftConfig(MachineOptions):
             return source_of_files(Path(self.data).expanduser(), batch_size)
         features = None
         if self.model is not None:
-            from autoshard.workload.torchrec.bags import bag_tables
+            from autoshard.integration.models.bags import bag_tables
 
             bags = bag_tables(model_of(self.model))
             features = {name: bag.config.feature_names for name, bag in bags.items()}

@@ -223,7 +223,7 @@ def main(config: CompareConfig) -> None:
         checked.check(task_set.max_devices)
     planners = Planners(config.names, oracle, policy, config.seed, config.verify_seconds, others)
     if config.judge == "training":
-        from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
+        from autoshard.integration import to_torchrec  # noqa: F401 - says if it is missing
     if config.measure or config.judge == "training":
         from autoshard.benchmark import MeasurementStore
 

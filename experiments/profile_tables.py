@@ -103,7 +103,7 @@ class ProfileConfig:
             return source_of_files(path, self.batch_size), known
         features = None
         if self.model is not None:
-            from autoshard.workload.torchrec.bags import bag_tables
+            from autoshard.integration.models.bags import bag_tables
 
             bags = bag_tables(model_of(self.model))
             known = tuple(bag.described() for bag in bags.values())

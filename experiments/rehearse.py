@@ -11,8 +11,7 @@ import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings, ReferenceLevel
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.kept import RehearsedPlan, rehearsed_plans
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
+from autoshard.benchmark.rehearsals.kept import RehearsedPlan, rehearsed_plans
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.cost_model.checkpoint import check_free
 from autoshard.cost_model.overhead_fit import (
@@ -31,6 +30,7 @@ from autoshard.cost_model.repeated_measurements import (
 from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
+from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 from autoshard.workload.arrays import Floats

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.rehearsal import (
+from autoshard.benchmark.rehearsals.times import MUCH
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.integration.rehearsal.rank_group import (
     MIN_ROUNDS,
     ROUND_STEPS,
     Effort,
     RankGroup,
 )
-from autoshard.benchmark.rehearsal.times import MUCH
-from autoshard.experiments.console import cli
-from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.sharders import SHARDERS, make_sharder
 from autoshard.workload import (
     Device,

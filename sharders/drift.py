@@ -186,7 +186,7 @@ class DriftMonitor:
         return DriftReport(self.step, task, change, before, now, advice)
 
     def _collect(self, batch: Any) -> None:
-        from autoshard.workload.torchrec.lookups import features_of, joined_features
+        from autoshard.integration.models.lookups import features_of, joined_features
 
         self._parts.append(features_of(batch).to("cpu"))
         self._samples += self._parts[-1].stride()

@@ -13,7 +13,7 @@ from autoshard.sharders.policy_files import Policy
 from autoshard.workload import Sharder, UserError
 
 if TYPE_CHECKING:
-    from autoshard.workload.torchrec.own_planner import Ways
+    from autoshard.integration.plans.own_planner import Ways
 
 Need = Literal["model", "policy", "pool", "torchrec"]
 _MODEL, _POLICY = frozenset[Need]({"model"}), frozenset[Need]({"model", "policy"})

@@ -7,7 +7,7 @@ from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 
 if TYPE_CHECKING:
-    from autoshard.workload.torchrec.own_planner import Ways
+    from autoshard.integration.plans.own_planner import Ways
 
 
 class TorchRecSharder:
@@ -23,7 +23,7 @@ class TorchRecSharder:
     """
 
     def __init__(self, ways: "Ways", model: CostModel | None = None) -> None:
-        from autoshard.workload.torchrec import plan_of_torchrec  # an optional dependency
+        from autoshard.integration import plan_of_torchrec  # an optional dependency
 
         self._plan = plan_of_torchrec
         self._ways = ways

@@ -17,8 +17,8 @@ multiprocessing.util.get_temp_dir()  # before tests have a folder that is gone w
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(  # of libraries only: it knows no folder of tests
     ["pytest", "torch.distributed.optim", "torchrec", "torchrec.distributed"]
-    + [f"autoshard.workload.torchrec.{name}" for name in ("checkpoints", "hot_cold", "states")]
-    + ["autoshard.workload.torchrec.plans"]
+    + [f"autoshard.integration.checkpoints.{name}" for name in ("folders", "states")]
+    + [f"autoshard.integration.plans.{name}" for name in ("conversion", "hot_cold")]
 )
 
 

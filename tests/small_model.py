@@ -12,8 +12,8 @@ from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from autoshard.integration import load_state, to_torchrec, with_hot_rows
 from autoshard.workload import Placement, ShardingPlan
-from autoshard.workload.torchrec import load_state, to_torchrec, with_hot_rows
 
 CPU = torch.device("cpu")
 TABLES = {"a": (40, 8), "b": (60, 24), "c": (30, 16), "d": (20, 8)}  # rows and dim

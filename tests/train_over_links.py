@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ray
 
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
+from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.workload import ShardingPlan, ShardingTask
 
 

@@ -14,7 +14,7 @@ from autoshard.experiments.console.cli import reason_of
 from autoshard.workload import UserError
 
 if TYPE_CHECKING:
-    from autoshard.workload.torchrec import ModelTables
+    from autoshard.integration import ModelTables
 
 
 def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTables":
@@ -28,7 +28,7 @@ def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTabl
     Raises:
         UserError: A name cannot be imported, or is of another kind.
     """
-    from autoshard.workload.torchrec import tables_of  # raises UserError without TorchRec
+    from autoshard.integration import tables_of  # raises UserError without TorchRec
 
     return tables_of(model_of(model), None if batches is None else _read(batches), world_size)
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.rehearsal import MIN_ROUNDS, Effort, RankGroup
-from autoshard.benchmark.rehearsal.times import MUCH, Loop, Rehearsal
+from autoshard.benchmark.rehearsals.times import MUCH, Loop, Rehearsal
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.experiments.console.machine import check_measured_hardware
 from autoshard.experiments.console.progress import following
@@ -21,6 +20,7 @@ from autoshard.experiments.evaluation.planners import Outcome, PlannedTask, Plan
 from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TORCHREC_DEFAULT, TaskSet
+from autoshard.integration.rehearsal.rank_group import MIN_ROUNDS, Effort, RankGroup
 from autoshard.workload import ShardingPlan
 from autoshard.workload.arrays import Floats
 

@@ -232,7 +232,7 @@ def _trained() -> dict[str, list[float]]:
     from torchrec.distributed import DistributedModelParallel
     from torchrec.optim import RowWiseAdagrad
 
-    from autoshard.workload.torchrec import to_torchrec
+    from autoshard.integration import to_torchrec
 
     rng = np.random.default_rng(3)
     names = [f"t{number}" for number in range(20)]

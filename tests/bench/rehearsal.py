@@ -20,12 +20,12 @@ import numpy as np
 from scipy import stats
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
-from autoshard.benchmark.rehearsal.times import Rehearsal
+from autoshard.benchmark.rehearsals.times import Rehearsal
 from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.evaluation.ratio import relative
+from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.sharders.random_plans import plans_of_all_ways
 from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables

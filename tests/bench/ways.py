@@ -119,7 +119,7 @@ def _sorted_metrics() -> list[Metric]:
 
     Ids are drawn, and counted after a model has told hot from cold ones.
     """
-    from autoshard.workload.torchrec.row_numbers import RowNumbers
+    from autoshard.integration.plans.row_numbers import RowNumbers
 
     metrics = []
     for alpha in (1.1, 1.3):

@@ -25,7 +25,7 @@ from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
-from autoshard.benchmark.rehearsal.trace import FORWARD
+from autoshard.benchmark.rehearsals.trace import FORWARD
 from autoshard.workload import EmbeddingTable, Shard, UserError, table_lookups
 
 # Bits of NVML's header, by pynvml's names.
@@ -139,7 +139,7 @@ def test_marks_of_phases_are_distinguished() -> None:
 
 
 def test_steps_of_training_are_launched_without_waiting() -> None:
-    from autoshard.benchmark.rehearsal.phases import Phases
+    from autoshard.integration.rehearsal.phases import Phases
 
     gpu, runtime = backend()
     phases = Phases(gpu.stopwatch(flush=False))

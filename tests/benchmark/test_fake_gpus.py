@@ -18,8 +18,8 @@ from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
 from autoshard.benchmark.fleet import PoolError
 from autoshard.benchmark.pool import end_pool
-from autoshard.benchmark.rehearsal import rehearsal
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankError, RankGroup
+from autoshard.integration.rehearsal import rank_group
+from autoshard.integration.rehearsal.rank_group import Effort, RankError, RankGroup
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -51,7 +51,7 @@ def gpus(cluster: object) -> Iterator[None]:
     node = cluster.add_node(num_cpus=2, num_gpus=GPUS, resources={"benchmark": 1})  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "requested_backend", fake)
-        patch.setattr(rehearsal, "requested_backend", fake)
+        patch.setattr(rank_group, "requested_backend", fake)
         yield
     end_pool()
     cluster.remove_node(node)  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def test_ranks_do_not_wait_for_ever_for_gpus_that_others_hold(
         def ready(self) -> bool:
             return True
 
-    monkeypatch.setattr(rehearsal, "_START_S", 4.0)
+    monkeypatch.setattr(rank_group, "_START_S", 4.0)
     other = Trainer.remote()
     assert ray.get(other.ready.remote())
     with pytest.raises(

@@ -13,9 +13,9 @@ from conftest import needs_gpu
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.backends.cuda import CudaBackend
-from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.experiments import shard
 from autoshard.experiments.shard import ShardConfig
+from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables, random_shards
 from autoshard.workload.data_sheets import DATA_SHEETS, data_sheet_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autoshard.benchmark import ReferenceLevel
-from autoshard.benchmark.rehearsal.kept import RehearsedPlan
+from autoshard.benchmark.rehearsals.kept import RehearsedPlan
 from autoshard.cost_model import (
     CostModel,
     EstimatedCosts,

@@ -24,8 +24,8 @@ def public_api() -> str:
         for name in sorted(module.__all__):
             lines += [f"  {line}" for line in described(name, getattr(module, name))]
     # Names alone: what they are is not known without TorchRec.
-    theirs = importlib.import_module("autoshard.workload.torchrec").__all__
-    lines += ["autoshard.workload.torchrec", *(f"  {name}" for name in sorted(theirs))]
+    theirs = importlib.import_module("autoshard.integration").__all__
+    lines += ["autoshard.integration", *(f"  {name}" for name in sorted(theirs))]
     return "\n".join(lines) + "\n"
 
 

@@ -195,7 +195,7 @@ def test_torchrec_s_planner_takes_the_choice() -> None:
         FixedPercentageStorageReservation,
     )
 
-    from autoshard.workload.torchrec import AccessStatistics, memory_constraints
+    from autoshard.integration import AccessStatistics, memory_constraints
 
     tables = [replace(profiled(zipf_shares(1000, 1.0)), name=name) for name in "abc"]
     tables = [replace(table, reuse_batch_size=64) for table in tables]

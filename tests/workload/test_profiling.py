@@ -308,7 +308,7 @@ def test_rows_outside_of_a_table_are_one_line() -> None:
 
 
 def test_torchrec_s_caches_know_which_rows_are_hot() -> None:
-    from autoshard.workload.torchrec import AccessStatistics
+    from autoshard.integration import AccessStatistics
 
     hot_law, even_law = ZipfRows(2000, 1.3), ZipfRows(2000, 0.0)
     hot, even = (AccessStatistics(profiled(law, 40)) for law in (hot_law, even_law))

@@ -166,7 +166,7 @@ class LoaderData:
 
     def portions(self, first: int) -> Iterator[Portion]:
         """Yields portions from number `first` on; each counts as many batches as it joins."""
-        from autoshard.workload.torchrec.lookups import joined_features
+        from autoshard.integration.models.lookups import joined_features
 
         read = 0
         for lookups, batches in joined_features(self._reported(), self._batch_size):
