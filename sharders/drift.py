@@ -19,6 +19,7 @@ from autoshard.sharders.move_advice import (
 )
 from autoshard.workload import Link, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Ints
+from autoshard.workload.profiling.jagged import features_of, joined_features
 from autoshard.workload.profiling.sources import of_features
 from autoshard.workload.profiling.table_counts import TableBatch
 from autoshard.workload.profiling.window import WindowCounts, counted_batches
@@ -186,8 +187,6 @@ class DriftMonitor:
         return DriftReport(self.step, task, change, before, now, advice)
 
     def _collect(self, batch: Any) -> None:
-        from autoshard.integration.models.lookups import features_of, joined_features
-
         self._parts.append(features_of(batch).to("cpu"))
         self._samples += self._parts[-1].stride()
         if self._samples < self._task.batch_size:

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from autoshard.integration.models.bags import BagTable
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
+from autoshard.workload.profiling.jagged import features_of, joined_rows
 from autoshard.workload.reuse import histogram
 
 # Maximum number of steps that are counted. Of 10,240 lookups of 100,000 rows by a Zipf law of 1.1,
@@ -43,41 +43,6 @@ def counted(
     return {table.name: _use_of(table, steps) for table in tables}
 
 
-def joined_features(
-    batches: Iterable[Any], batch_size: int
-) -> Iterator[tuple[dict[str, tuple[Ints, Ints]], int]]:
-    """Yields rows and lookups per sample of each feature in at least `batch_size` samples.
-
-    With them comes the number of batches that were joined. The last may have fewer samples.
-    """
-    parts: list[KeyedJaggedTensor] = []
-    for batch in batches:
-        parts.append(features_of(batch))
-        if sum(part.stride() for part in parts) >= batch_size:
-            yield _concatenated(parts), len(parts)
-            parts = []
-    if parts:
-        yield _concatenated(parts), len(parts)
-
-
-def _concatenated(parts: Sequence[KeyedJaggedTensor]) -> dict[str, tuple[Ints, Ints]]:
-    rows = _by_feature([_rows(part) for part in parts])
-    lengths = _by_feature([_lengths(part) for part in parts])
-    return {key: (found, lengths[key].astype(np.int64)) for key, found in rows.items()}
-
-
-def _by_feature(parts: Sequence[Mapping[str, Ints]]) -> dict[str, Ints]:
-    """Returns the arrays of all parts, concatenated, for each feature that all of them have."""
-    common = set.intersection(*map(set, parts))
-    return {key: np.concatenate([p[key] for p in parts]) for key in parts[0] if key in common}
-
-
-def _lengths(features: KeyedJaggedTensor) -> dict[str, Ints]:
-    keys = features.keys()
-    found = features.lengths().cpu().numpy().reshape(len(keys), features.stride())
-    return dict(zip(keys, found, strict=True))
-
-
 def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
     remaining = iter(batches)
     while True:
@@ -85,26 +50,7 @@ def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
         samples = sum(part.stride() for part in parts)
         if len(parts) < world_size or not samples:
             return
-        yield _Joined(_by_feature([_rows(part) for part in parts]), samples)
-
-
-def features_of(batch: Any) -> KeyedJaggedTensor:
-    """Returns the features of a batch; UserError if it has none, or is of another kind."""
-    features = getattr(batch, "sparse_features", batch)
-    if not isinstance(features, KeyedJaggedTensor):
-        raise UserError(
-            f"batches: an item is a {type(batch).__name__}: give KeyedJaggedTensors, or objects "
-            "whose sparse_features is one"
-        )
-    if features.variable_stride_per_key():
-        raise UserError("batches: features differ in their number of samples: give plain batches")
-    return features
-
-
-def _rows(features: KeyedJaggedTensor) -> dict[str, Ints]:
-    rows = features.values().cpu().numpy().astype(np.int64)
-    ends = features.offset_per_key()
-    return {key: rows[ends[n] : ends[n + 1]] for n, key in enumerate(features.keys())}
+        yield _Joined(joined_rows(parts), samples)
 
 
 def _use_of(table: BagTable, steps: Sequence[_Joined]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from autoshard.workload import traces
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.profiling.jagged import joined_features
 from autoshard.workload.profiling.profiler import DEFAULT_GB, Portion, TableProfiler
 from autoshard.workload.profiling.table_counts import TableBatch
 from autoshard.workload.tables import EmbeddingTable
@@ -166,8 +167,6 @@ class LoaderData:
 
     def portions(self, first: int) -> Iterator[Portion]:
         """Yields portions from number `first` on; each counts as many batches as it joins."""
-        from autoshard.integration.models.lookups import joined_features
-
         read = 0
         for lookups, batches in joined_features(self._reported(), self._batch_size):
             if read >= first:
