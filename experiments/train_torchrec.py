@@ -5,20 +5,20 @@ import math
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsals.times import MUCH
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.evaluation.task_sets import TORCHREC_DEFAULT
 from autoshard.integration.rehearsal.rank_group import (
     MIN_ROUNDS,
     ROUND_STEPS,
     Effort,
     RankGroup,
 )
-from autoshard.sharders import SHARDERS, make_sharder
+from autoshard.sharders import make_sharder, spec_of
 from autoshard.workload import (
     Device,
     OperatorOptions,
@@ -47,12 +47,10 @@ class TrainTorchRecConfig:
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     plan: Path | None = None
     """File of a plan for these tables, with a rank for each device. Excludes --planner."""
-    planner: Literal["torchrec_default", "torchrec", "torchrec_columns", "torchrec_all"] | None = (
-        None
-    )
-    """TorchRec's own planner, in place of --plan. torchrec_default: all sharding types that it
-    offers for the devices. torchrec: whole tables. torchrec_columns: whole tables and column
-    slices. torchrec_all: these, rows and copies. Requires --num-devices."""
+    planner: str | None = None
+    """TorchRec's own planner, in place of --plan. torchrec:default: all sharding types that it
+    offers for the devices. torchrec: whole tables; torchrec:column_wise:row_wise, torchrec:all and
+    so on: also these types, and copies with data_parallel. Requires --num-devices."""
     num_devices: int | None = None
     """Number of devices of --planner."""
     devices: RequestedKind = "auto"
@@ -74,10 +72,20 @@ class TrainTorchRecConfig:
     json: Path | None = None
     """File for the times of all steps."""
 
+    @property
+    def sharder(self) -> str | None:
+        """The planner, if it makes a plan of ours."""
+        return None if self.planner == TORCHREC_DEFAULT else self.planner
+
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         if (self.plan is None) == (self.planner is None):
             raise UserError("name a plan with --plan, or let TorchRec plan with --planner")
+        if self.sharder is not None and "torchrec" not in spec_of(self.sharder).needs:
+            raise UserError(
+                f"--planner {self.planner}: is not TorchRec's: name torchrec, or make a plan with "
+                f"shard.py --sharder {self.planner}"
+            )
         if (self.planner is None) != (self.num_devices is None):
             raise UserError(
                 "--num-devices goes with --planner and with nothing else: a plan has its own number"
@@ -112,8 +120,8 @@ def main(config: TrainTorchRecConfig) -> None:
                 "the ranks share a machine, so they compute in turns, and a step is composed of "
                 "what each computed (--at-once: all at the same time)"
             )
-        if config.planner in SHARDERS:
-            plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
+        if config.sharder is not None:
+            plan = make_sharder(config.sharder).shard(replace(task, devices=found.devices()))
         where = ", ".join(place.name for place in found.places)
         cli.say(f"training {len(tables)} tables on {where}")
         if found.in_turns:

@@ -5,12 +5,13 @@ for `DistributedModelParallel(plan=)`), `replica_options` (arguments of `DMPColl
 with replica groups), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
 (checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
-loading by TorchRec), `planner` (plans inside TorchRec's planner), `plan_of_torchrec` (TorchRec's
-own plan), `AccessStatistics` (of a profiled table, for TorchRec's caches), `memory_constraints`
-(rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model with `HotCold`
-collections).
+loading by TorchRec), `planner` (plans inside TorchRec's planner), `TorchRecSharder` (its own
+planner as a sharder), `AccessStatistics` (of a profiled table, for TorchRec's caches),
+`memory_constraints` (rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model
+with `HotCold` collections).
 
-TorchRec is imported only here, when one of these is used.
+TorchRec is imported only here, when one of these is used. May import `sharders` and all below;
+inner packages only those below them: `rehearsal`, `checkpoints`, `plans`, `models`.
 """
 
 from typing import TYPE_CHECKING
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
         with_even_columns,
     )
     from autoshard.integration.plans.hot_cold import HotCold, with_hot_rows
-    from autoshard.integration.plans.own_planner import plan_of_torchrec
     from autoshard.integration.plans.planner import planner
+    from autoshard.integration.plans.sharder import TorchRecSharder
     from autoshard.integration.plans.slower_memory import memory_constraints
 else:
     _load, __dir__ = lazy_exports(__name__)
@@ -55,12 +56,12 @@ __all__ = [
     "AccessStatistics",
     "HotCold",
     "ModelTables",
+    "TorchRecSharder",
     "from_torchrec",
     "load_checkpoint",
     "load_state",
     "memory_constraints",
     "plan_of_checkpoint",
-    "plan_of_torchrec",
     "planner",
     "replica_options",
     "reshard",

@@ -3,7 +3,7 @@
 May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` creates a sharder by its
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
-search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
+search), `MeasuringSharder`, `AnnealingSharder` and `IncrementalSharder`.
 `RequiredOptions` makes plans of sharders that know columns alone take the options that rules ask
 for, and keeps tables in host memory where they do not fit into that of devices.
 `DriftMonitor` watches in a training loop whether a plan still fits the data.
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
     from autoshard.sharders.required_options import RequiredOptions
     from autoshard.sharders.steps import Step, next_steps
-    from autoshard.sharders.torchrec_planner import TorchRecSharder
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -82,7 +81,6 @@ __all__ = [
     "SharderContext",
     "SharderSpec",
     "Step",
-    "TorchRecSharder",
     "check_takes_seconds",
     "cost_model_beside",
     "find_policy",

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from pkgutil import resolve_name
+from typing import Literal
 
 # Attributes of the package, which loads the module of a sharder when the sharder is made.
 from autoshard import sharders
@@ -11,9 +12,6 @@ from autoshard.sharders.context import SharderContext
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.workload import Sharder, UserError
-
-if TYPE_CHECKING:
-    from autoshard.integration.plans.own_planner import Ways
 
 Need = Literal["model", "policy", "pool", "torchrec"]
 _MODEL, _POLICY = frozenset[Need]({"model"}), frozenset[Need]({"model", "policy"})
@@ -25,22 +23,24 @@ class SharderSpec:
 
     Args:
         text: Description in a phrase.
-        make: Creates the sharder from a context that meets its needs.
+        make: Creates the sharder from a context that meets its needs, and the words of its name.
         needs: Cost model, trained policy, benchmark pool or TorchRec.
         time: `own`: has no time limit. `at_most`: stops when it finds no better plan, or at the
             time limit. `all`: uses all of the time limit.
         floor: Name of a sharder whose plans are never better, by the cost model.
         ways: `chosen`: tables are copied, or sharded by rows, where that is faster, or no other
             plan fits. `required`: only where a constraint says so. `own`: as the sharders do that
-            it uses; TorchRec's do not.
+            it uses; TorchRec's does not.
+        words: Words that may follow the name after colons; `all` stands for all of them.
     """
 
     text: str
-    make: Callable[[SharderContext], Sharder]
+    make: Callable[..., Sharder]
     needs: frozenset[Need] = _MODEL
     time: Literal["own", "at_most", "all"] = "own"
     floor: str | None = None
     ways: Literal["chosen", "required", "own"] = "required"
+    words: tuple[str, ...] = ()
 
 
 _BALANCED = {  # what each published heuristic balances over devices
@@ -73,12 +73,13 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
     )
 
 
-def _torchrec(context: SharderContext, ways: "Ways") -> Sharder:
-    if context.oracle is None:
-        return sharders.TorchRecSharder(ways)
-    if ways == "all" and context.oracle.copies is None:
-        ways = "rows"  # plans with copies would have no price
-    return sharders.TorchRecSharder(ways, context.oracle.model)
+def _above(place: str) -> Callable[..., Sharder]:
+    """Returns a constructor from a package above this one, which is imported when it is called.
+
+    Args:
+        place: `package:constructor`.
+    """
+    return lambda *arguments: resolve_name(place)(*arguments)
 
 
 SHARDERS: dict[str, SharderSpec] = {
@@ -131,24 +132,15 @@ SHARDERS: dict[str, SharderSpec] = {
         ways="own",
     ),
     "torchrec": SharderSpec(
-        "TorchRec's planner with whole tables",
-        lambda context: _torchrec(context, "tables"),
+        "TorchRec's planner with whole tables, and with the sharding types that are named as in "
+        "torchrec:column_wise:row_wise, or torchrec:all (on CPUs as if for GPUs)",
+        _above("autoshard.integration:TorchRecSharder.of_context"),
         frozenset({"torchrec"}),
         ways="own",
-    ),
-    "torchrec_columns": SharderSpec(
-        "TorchRec's planner with whole and column-wise split tables",
-        lambda context: _torchrec(context, "columns"),
-        frozenset({"torchrec"}),
-        ways="own",
-    ),
-    "torchrec_all": SharderSpec(
-        "TorchRec's planner with whole tables, columns, rows and copies, as if for GPUs",
-        lambda context: _torchrec(context, "all"),
-        frozenset({"torchrec"}),
-        ways="own",
+        words=("column_wise", "row_wise", "data_parallel"),
     ),
 }
+_ALL = "all"
 _LACKS: dict[Need, str] = {
     "model": "requires a cost model: name one with --cost-model",
     "policy": "requires a trained policy: name one with --policy",
@@ -157,10 +149,22 @@ _LACKS: dict[Need, str] = {
 
 
 def spec_of(name: str) -> SharderSpec:
-    """Returns the specification of a sharder; UserError lists all names."""
-    if name not in SHARDERS:
+    """Returns the specification of a sharder with the words of its name as arguments of `make`.
+
+    UserError lists all names, or all words.
+    """
+    plain, *words = name.split(":")
+    if plain not in SHARDERS:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
-    return SHARDERS[name]
+    spec = SHARDERS[plain]
+    if not words:
+        return spec
+    if spec.words and words == [_ALL]:
+        words = list(spec.words)
+    if unknown := [word for word in words if word not in spec.words]:
+        known = " or ".join([", ".join(spec.words), _ALL]) if spec.words else "nothing"
+        raise UserError(f"sharder {name!r}: {plain} takes {known} after a colon, not {unknown[0]}")
+    return replace(spec, make=lambda context: spec.make(context, *words))
 
 
 def check_takes_seconds(name: str) -> None:
@@ -179,26 +183,32 @@ def needs_of(names: Sequence[str]) -> frozenset[Need]:
 
 
 def usable_sharders(measure: bool) -> list[str]:
-    """Returns the names of all sharders that can run here; with `measure` those that need a pool.
+    """Returns the names of all sharders that can run here, also with all words that they take.
+
+    Args:
+        measure: Whether those that need a pool are among them.
 
     Warns where TorchRec is missing.
     """
-    found = {n: spec for n, spec in SHARDERS.items() if measure or "pool" not in spec.needs}
-    missing_here = [name for name, spec in found.items() if "torchrec" in spec.needs]
-    try:
-        for name in missing_here:
-            make_sharder(name)
-    except UserError as missing:
-        warnings.warn(f"{', '.join(missing_here)} are left out: {missing}", stacklevel=2)
-        return [name for name in found if name not in missing_here]
-    return list(found)
+    names = list[str]()
+    for name, spec in SHARDERS.items():
+        if "pool" in spec.needs and not measure:
+            continue
+        if "torchrec" in spec.needs:
+            try:
+                make_sharder(name)
+            except UserError as missing:
+                warnings.warn(f"{name} is left out: {missing}", stacklevel=2)
+                continue
+        names += [name, f"{name}:{_ALL}"] if spec.words else [name]
+    return names
 
 
 def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     """Creates a sharder by name.
 
     Args:
-        name: One of `SHARDERS`.
+        name: One of `SHARDERS`, with words after colons if it takes some.
         context: Oracle, policy and measurer, as far as the sharder needs them.
 
     Raises:

@@ -12,7 +12,7 @@ from autoshard.envs import TableCatalog, TaskSampler
 from autoshard.sharders import SHARDERS
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError, documents
 
-TORCHREC_DEFAULT = "torchrec_default"  # TorchRec's planner with all types that it offers
+TORCHREC_DEFAULT = "torchrec:default"  # TorchRec's planner with all types that it offers
 _TASKS, _PLANS = "tasks", "plans"  # folders of results
 
 
@@ -136,7 +136,7 @@ def named_folders(option: str, given: Sequence[str], taken: Collection[str]) -> 
         name, _, folder = value.partition("=")
         if not name or not folder or not name.isprintable() or "/" in name:
             raise UserError(f"{option} must be NAME=FOLDER, got {value!r}")
-        if name in {*SHARDERS, TORCHREC_DEFAULT, *taken, *found}:
+        if name.partition(":")[0] in SHARDERS or name in {*taken, *found}:
             raise UserError(f"{option} {value}: {name!r} is taken: choose another name")
         found[name] = Path(folder)
     return found

@@ -277,7 +277,7 @@ class RankGroup:
     def _native_plan(self, task: ShardingTask) -> Any:
         """Returns TorchRec's own plan: by tables, columns, rows, or a copy on each rank."""
         from autoshard.integration.models.names import lookups_of, topology_of
-        from autoshard.integration.plans.own_planner import plan_by_torchrec
+        from autoshard.integration.plans.sharder import plan_by_torchrec
         from autoshard.integration.rehearsal.model import RehearsedModel
 
         lookups = {f"t{number}": lookups_of(table) for number, table in enumerate(task.tables)}

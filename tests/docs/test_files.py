@@ -7,7 +7,7 @@ from pages import PAGES, ROOT, code_spans, text_of
 
 from autoshard.experiments.console.commands import COMMANDS
 
-PACKAGES = "workload|benchmark|cost_model|envs|sharders|experiments|tests"
+PACKAGES = "workload|benchmark|cost_model|envs|sharders|integration|experiments|tests"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,9 @@ from autoshard import __version__
 from autoshard.experiments.console.commands import COMMANDS
 from autoshard.workload import ShardingPlan, load_tables
 
-PACKAGES = ("workload", "benchmark", "cost_model", "envs", "sharders", "experiments")
+PACKAGES = (
+    "workload", "benchmark", "cost_model", "envs", "sharders", "integration", "experiments",
+)  # fmt: skip
 PLANNING = "--no-probe --tables synthetic:12:1:small --num-devices 2 --memory-gb 1"
 # What a planning run must not wait for.
 HEAVY = ("ray", "mlflow", "matplotlib", "fbgemm_gpu", "torchrec", "pandas", "pyarrow")

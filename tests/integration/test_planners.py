@@ -26,13 +26,13 @@ from torchrec.optim import RowWiseAdagrad
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.roofline import roofline_model
 from autoshard.integration import (
+    TorchRecSharder,
     from_torchrec,
-    plan_of_torchrec,
     planner,
     to_torchrec,
 )
 from autoshard.integration.models.names import topology_of
-from autoshard.integration.plans import own_planner
+from autoshard.integration.plans import sharder
 from autoshard.sharders import SharderContext, make_sharder
 from autoshard.workload import (
     Device,
@@ -195,7 +195,7 @@ def own_task(*memory: int, optimizer: Any = "rowwise_adagrad") -> ShardingTask:
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
 def test_torchrec_plans_whole_tables(optimizer: str) -> None:
     task = own_task(2**30, 2**30, optimizer=optimizer)
-    plan = plan_of_torchrec(task, "tables")
+    plan = TorchRecSharder().shard(task)
     plan.check(task)
     assert {(p.start, p.width) for p in plan.placements} == {(0, t.dim) for t in task.tables}
 
@@ -204,8 +204,8 @@ def test_torchrec_splits_a_table_that_is_too_large_for_a_device() -> None:
     large = EmbeddingTable("large", 100_000, 128, 30.0)
     task = ShardingTask((large,), Device.uniform(2, 30 * 2**20), 256)
     with pytest.raises(PlanError, match="TorchRec's planner finds no plan that fits"):
-        plan_of_torchrec(task, "tables")
-    plan = plan_of_torchrec(task, "columns")
+        TorchRecSharder().shard(task)
+    plan = TorchRecSharder(["column_wise"]).shard(task)
     plan.check(task)
     assert [(p.start, p.width, p.device) for p in plan.placements] in (
         [(0, 64, 0), (64, 64, 1)],
@@ -215,7 +215,7 @@ def test_torchrec_splits_a_table_that_is_too_large_for_a_device() -> None:
 
 def test_torchrec_knows_devices_of_different_memory() -> None:
     task = own_task(2**30, 2**22)
-    plan = plan_of_torchrec(task, "tables")
+    plan = TorchRecSharder().shard(task)
     plan.check(task)
     assert plan.device_bytes(task)[1] <= 2**22
 
@@ -227,7 +227,7 @@ def test_torchrec_knows_how_often_tables_are_looked_up() -> None:
         for name, lookups in (("a", 50.0), ("b", 50.0), ("c", 1.0), ("d", 1.0))
     )
     task = ShardingTask(tables, Device.uniform(2, 2**30), 512)
-    a, b = (p.device for p in plan_of_torchrec(task, "tables").placements[:2])
+    a, b = (p.device for p in TorchRecSharder().shard(task).placements[:2])
     assert a != b
 
 
@@ -241,7 +241,7 @@ def test_torchrec_knows_how_fast_the_link_is(link: str, alone: bool) -> None:
     )
     over = Objective("operators", Link.parse(link))
     task = ShardingTask(tables, Device.uniform(2, 2**30), 1024, objective=over)
-    homes = {p.table: p.device for p in plan_of_torchrec(task, "tables").placements}
+    homes = {p.table: p.device for p in TorchRecSharder().shard(task).placements}
     assert (homes["a"] == homes["b"]) == alone
     assert not alone or homes["a"] != homes["wide"]
 
@@ -271,7 +271,7 @@ def test_torchrec_gets_the_gpus_that_the_cost_model_is_for(monkeypatch: pytest.M
         received.append(devices)
         return topology_of(task, *devices)
 
-    monkeypatch.setattr(own_planner, "topology_of", noted)
+    monkeypatch.setattr(sharder, "topology_of", noted)
     task = own_task(2**30, 2**30)
     for sheet in (DATA_SHEETS["h100-80gb"], DATA_SHEETS["a100-40gb"]):
         context = SharderContext(EstimatedCosts(roofline_model(sheet), task.batch_size))
@@ -287,30 +287,51 @@ def test_torchrec_knows_that_outputs_are_wide_whatever_weights_are(weights: Any)
     tables = (heavy, *(EmbeddingTable(name, 10, 128, 1.0) for name in "abc"))
     operator = OperatorOptions(weights, "rowwise_adagrad")
     task = ShardingTask(tables, Device.uniform(2, 2**30), 4096, operator)
-    plan = plan_of_torchrec(task, "tables")
+    plan = TorchRecSharder().shard(task)
     assert len({p.device for p in plan.placements if p.table != "heavy"}) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "ways"),
-    [("torchrec", "tables"), ("torchrec_columns", "columns"), ("torchrec_all", "all")],
+    ("name", "types"),
+    [
+        ("torchrec", []),
+        ("torchrec:column_wise", ["column_wise"]),
+        ("torchrec:row_wise:column_wise", ["column_wise", "row_wise"]),
+        ("torchrec:all", ["column_wise", "row_wise", "data_parallel"]),
+    ],
 )
-def test_it_is_a_sharder_by_name(name: str, ways: Any) -> None:
+def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
     task = own_task(2**30, 2**30)
-    plan = make_sharder(name).shard(task)
-    assert plan == plan_of_torchrec(task, ways)
+    assert make_sharder(name).shard(task) == TorchRecSharder(types).shard(task)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "torchrec:rows",
+            "sharder 'torchrec:rows': torchrec takes column_wise, row_wise, data_parallel or all "
+            "after a colon, not rows",
+        ),
+        ("dim:all", "sharder 'dim:all': dim takes nothing after a colon, not all"),
+    ],
+)
+def test_unknown_words_of_a_name_are_refused(name: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        make_sharder(name)
 
 
 def test_it_shards_by_rows_and_copies_where_it_may() -> None:
     small = tuple(EmbeddingTable(f"small{n}", 50 + n, 16, 40.0) for n in range(3))
     large = EmbeddingTable("large", 4_000_000, 64, 60.0)
     task = ShardingTask((large, *small), Device.uniform(4, 2**30), 4096)
-    rows = plan_of_torchrec(task, "rows")
+    by_rows = TorchRecSharder(["column_wise", "row_wise"])
+    rows = by_rows.shard(task)
     assert rows.row_wise["large"] == 4
     assert rows.copied == ()
     criteo = ShardingTask(load_tables("criteo"), Device.uniform(8, 2**34), 4096)
-    assert plan_of_torchrec(criteo, "all").copied
+    assert make_sharder("torchrec:all").shard(criteo).copied
     known = SharderContext(EstimatedCosts(load_model("cpu"), 4096))  # operators alone
-    assert make_sharder("torchrec_all", known).shard(task) == rows
+    assert make_sharder("torchrec:all", known).shard(task) == rows
     uneven = (Device("large", 2**31), *Device.uniform(3, 2**30))  # blocks are even nevertheless
-    assert plan_of_torchrec(replace(task, devices=uneven), "rows").row_wise == rows.row_wise
+    assert by_rows.shard(replace(task, devices=uneven)).row_wise == rows.row_wise

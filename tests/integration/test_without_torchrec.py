@@ -17,10 +17,8 @@ from autoshard.sharders import SHARDERS, make_sharder, usable_sharders
 from autoshard.workload import Device, ShardingTask, load_tables
 task = ShardingTask(load_tables("synthetic:5:1:small"), Device.uniform(2, 2**30), 64)
 make_sharder("dim").shard(task).check(task)
-theirs = {"torchrec", "torchrec_columns", "torchrec_all"}
-assert theirs <= set(SHARDERS)
 with warnings.catch_warnings(record=True) as notes:
-    assert set(usable_sharders(measure=True)) == set(SHARDERS) - theirs
+    assert set(usable_sharders(measure=True)) == set(SHARDERS) - {"torchrec"}
 print(*(note.message for note in notes))
 for asked in ("--tables synthetic:5 --sharder torchrec", "--model my_module:build_model"):
     sys.argv = ["shard.py", "--num-devices", "2", "--memory-gb", "1", *asked.split()]
@@ -44,9 +42,7 @@ def test_without_torchrec_all_else_is_there_and_one_line_says_what_to_install(
     )
     assert done.returncode == 0, done.stderr
     (note,) = [line for line in done.stdout.splitlines() if "TorchRec" in line]
-    assert note.startswith(
-        "torchrec, torchrec_columns, torchrec_all are left out: TorchRec cannot be"
-    )
+    assert note.startswith("torchrec is left out: TorchRec cannot be")
     said = [line for line in done.stderr.splitlines() if "TorchRec" in line]
     assert len(said) == 2
     for line in said:
