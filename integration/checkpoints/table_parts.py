@@ -10,7 +10,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from autoshard.integration.models.bags import HOT_IDS, name_of
-from autoshard.integration.plans.row_numbers import order_of_rows
+from autoshard.integration.plans.row_numbers import row_numbers
 from autoshard.workload.errors import UserError
 from autoshard.workload.tables import HOT
 
@@ -210,8 +210,8 @@ class StoredTables:
         """Returns the parts of what each tensor is of; `sizes` are rows and dim of whole tables."""
         ids, names = dict[str, torch.Tensor](), dict[str, str]()
         for table in set(joined) & set(self.hot_ids):
-            order = order_of_rows(table.split(".")[-1], self.hot_ids[table], sizes[table][0])
-            ids[table + HOT], ids[table] = order
+            numbers = row_numbers(table.split(".")[-1], self.hot_ids[table], sizes[table][0])
+            ids[table + HOT], ids[table] = numbers.order()
             names[table + HOT] = table
         found = dict[TensorName, list[Part]]()
         for key, tensor in self.tensors.items():

@@ -69,19 +69,12 @@ class RowNumbers(nn.Module):
         return self.ids_of_hot_rows.cpu(), torch.argsort(numbers)[self.hot :]
 
 
-def order_of_rows(
-    table: str, hot_ids: torch.Tensor, rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the ids of hot rows and of cold rows of a table, as a `HotCold` numbers them.
+def row_numbers(table: str, hot_ids: torch.Tensor, rows: int) -> RowNumbers:
+    """Returns the numbers of rows of a table.
 
     Args:
         table: Name of the table in its collection.
         hot_ids: Ids of hot rows.
         rows: Rows of the table.
     """
-    return row_numbers(table, hot_ids, rows).order()
-
-
-def row_numbers(table: str, hot_ids: torch.Tensor, rows: int) -> RowNumbers:
-    """Returns the numbers of rows of a table; arguments are those of `order_of_rows`."""
     return RowNumbers(hot_ids, rows, crc32(table.encode()))

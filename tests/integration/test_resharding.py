@@ -16,9 +16,9 @@ from autoshard.integration import (
     load_checkpoint,
     plan_of_checkpoint,
     reshard,
-    resharding,
     save_checkpoint,
 )
+from autoshard.integration.checkpoints import resharding
 from autoshard.workload import ShardingPlan, UserError
 
 A = plan_of(2, ("a", 0, 8, 1), ("b", 0, 16, 0), ("b", 16, 8, 1), ("c", 0, 16, 0), ("d", 0, 8, 0))
