@@ -305,20 +305,3 @@ def test_rows_outside_of_a_table_are_one_line() -> None:
         profiler.add(Portion(0, {"t": partial(list, [batch])}))
     with pytest.raises(UserError, match="table t: is not in the data, which has u"):
         profiler.add(Portion(0, {"u": partial(list, [batch])}))
-
-
-def test_torchrec_s_caches_know_which_rows_are_hot() -> None:
-    from autoshard.integration import AccessStatistics
-
-    hot_law, even_law = ZipfRows(2000, 1.3), ZipfRows(2000, 0.0)
-    hot, even = (AccessStatistics(profiled(law, 40)) for law in (hot_law, even_law))
-    assert hot.expected_miss_rate(0) == 1
-    assert hot.expected_miss_rate(1) == pytest.approx(0)
-    # A row is in a batch of so many lookups with this probability.
-    used = -np.expm1(-LOOKUPS * BATCH * hot_law.shares)
-    assert hot.expected_miss_rate(0.1) == pytest.approx(1 - used[:200].sum() / used.sum(), abs=0.03)
-    assert hot.expected_lookups == pytest.approx(used.sum(), rel=0.02)
-    assert hot.cacheability < 0.9 * even.cacheability
-    assert even.cacheability > 0.9
-    with pytest.raises(UserError, match="table t has no access statistics: profile its data"):
-        AccessStatistics(EmbeddingTable("t", 10, 8, 1.0))
