@@ -205,13 +205,12 @@ def price_plan(
         common_ms: What a step takes on all devices alike.
     """
     plan.check(task)
-    sharded, rest = plan.on_single_devices(task)
-    shards = sharded.shards(rest)
+    shards = plan.shards(task)
     hardware = [name for name, s in zip(task.hardware, shards, strict=False) if s is not None]
     answers = iter(oracle.costs([shard for shard in shards if shard is not None], hardware))
     if exchange_ms is None:
-        columns = np.array(sharded.exchanged_columns(rest))
-        linked = StepPrice.of_task(rest).exchange_ms(columns).tolist()
+        columns = np.array(plan.exchanged_columns(task))
+        linked = StepPrice.of_plan(task, plan).exchange_ms(columns).tolist()
         exchange_ms = linked, linked
     forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]
@@ -247,9 +246,9 @@ def measure_plan(
     plan.check(task)
     if plan.has_copies:
         raise copies_uncounted(plan, task)
-    if plan.cached_rows:
+    for table in plan.cached_rows:
         raise MeasurementError(
-            f"table {plan.cached_rows[0][0]} is in host memory, and shards are measured in device "
+            f"table {table} is in host memory, and shards are measured in device "
             "memory alone: price the plan by a data sheet"
         )
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
@@ -257,8 +256,7 @@ def measure_plan(
         return price_plan(plan, task, oracle)
     sizes, each = pool.node_sizes()[: task.nodes], len(task.devices) // task.nodes
     nodes = task.nodes if len(sizes) == task.nodes and sizes[-1] >= each else None
-    sharded, rest = plan.on_single_devices(task)
-    columns = [round(number) for number in sharded.exchanged_columns(rest)]
+    columns = [round(number) for number in plan.exchanged_columns(task)]
     exchange = pool.exchange(columns, task.batch_size, nodes)
     return price_plan(
         plan,

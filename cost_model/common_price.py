@@ -2,19 +2,19 @@
 
 Each option of a table adds loads, as each piece adds amounts to its device; the price of their sum
 adds what is paid once: the start of a further exchange, the order of outputs. So a search prices
-many changes of options at once. For a plan it is `EstimatedCosts.common_ms`.
+many changes of options at once.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.cost_model.step_overhead import StepOverhead
+from autoshard.cost_model.step_overhead import StepOverhead, splits_of
 from autoshard.cost_model.way_overheads import row_loads
-from autoshard.workload import EmbeddingTable, ShardingTask
+from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.options import COLUMN_WISE, Options, ShardingOption
-from autoshard.workload.step_price import FurtherExchanges
+from autoshard.workload.options import Options, ShardingOption
+from autoshard.workload.step_price import FurtherExchanges, copies_uncounted
 
 # Loads of an option: which kind it is of, its own milliseconds, and its columns on each node.
 _COLUMNS, _ROWS, _NODE_ROWS, _COPIES, _OWN_MS = range(5)
@@ -30,7 +30,7 @@ class CommonPrice:
     """
 
     def __init__(self, overhead: StepOverhead | None, task: ShardingTask) -> None:
-        self._task = task
+        self.task = self._task = task
         self._ranks, self._per_node = len(task.devices), len(task.devices) // task.nodes
         self._tables = {table.name: table for table in task.tables}
         self._exchanges = FurtherExchanges.of(task)
@@ -80,9 +80,39 @@ class CommonPrice:
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
         found = np.zeros(_NODES + self._task.nodes)
-        for table in self._tables:
-            found += self.loads(table, options.get(table, COLUMN_WISE))
+        found[_COLUMNS] = sum(table not in options for table in self._tables)
+        found[_OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
+        for table, option in options.items():
+            found += self.loads(table, option)
         return found
+
+    def plan_ms(self, plan: ShardingPlan) -> float:
+        """Returns what all devices bear in a step by a plan.
+
+        Raises:
+            UserError: The plan has copies, and what they take is unknown.
+        """
+        if plan.has_copies and not self.knows_copies:
+            raise self._copies_unknown(plan)
+        loads, ranks = self.loads_of(plan.all_options()), self._ranks
+        if plan.has_grids:  # slices of a table on several nodes
+            loads[_NODES:] = 0.0
+            for each in plan.placements:
+                if 1 < each.row_blocks < ranks:
+                    columns = each.width * self._tables[each.table].features
+                    loads[_NODES + each.device // self._per_node] += columns
+        return float(self.ms(loads, splits_of(plan.placed(self._task))))
+
+    def _copies_unknown(self, plan: ShardingPlan) -> UserError:
+        if self._overhead is None:
+            return copies_uncounted(plan, self._task)
+        table = next(
+            name for name, option in plan.options.items() if option.copied or option.hot_rows
+        )
+        return UserError(
+            f"table {table} is copied to all devices, and the cost model does not know what copies "
+            "take: rehearse.py --num-copying measures it"
+        )
 
     def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
         """Returns milliseconds of a step with these sums of loads.
@@ -143,3 +173,21 @@ class CommonPrice:
         regrouped_ms = self._overhead.shared_rates[3] * own * table.dim * table.features
         counted_ms = self._overhead.hot_rows.ms(task, {table.name: hot_rows})
         return found_ms + float(regrouped_ms) + counted_ms
+
+
+class CommonPrices:
+    """Prices of what all devices bear, of which the last task's is kept.
+
+    Args:
+        overhead: What training takes beside operators, if that counts.
+    """
+
+    def __init__(self, overhead: StepOverhead | None) -> None:
+        self._overhead = overhead
+        self._last: CommonPrice | None = None
+
+    def of(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of a task."""
+        if self._last is None or self._last.task is not task:
+            self._last = CommonPrice(self._overhead, task)
+        return self._last

@@ -58,10 +58,9 @@ def slowest_by_phase(
     """
     oracle.check(task)
     plan.check_places(task)
-    plan, task = plan.on_single_devices(task)
     if not plan.placements:
         return ()
-    devices = _Devices(oracle, plan.placed(task), task)
+    devices = _Devices(oracle, plan.placed(task), plan.columns_task(task))
     columns = {ALL_PHASES: slice(None)}
     columns |= {name: slice(number, number + 1) for number, name in enumerate(PHASES)}
     found = []

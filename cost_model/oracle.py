@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
+from autoshard.cost_model.common_price import CommonPrice, CommonPrices
 from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
 from autoshard.cost_model.inputs import Memberships, PieceRows, sums_of_devices, unit_amounts
 from autoshard.cost_model.model import CostModel
@@ -30,7 +31,7 @@ from autoshard.workload import (
 from autoshard.workload.arrays import Floats
 from autoshard.workload.data_sheets import data_sheet_of
 from autoshard.workload.links import AnyLink
-from autoshard.workload.step_price import StepPrice, copies_uncounted, further_ways_ms
+from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
@@ -59,6 +60,7 @@ class EstimatedCosts:
         self.residuals = residuals or TableResiduals(model.compute, batch_size)
         overhead = model.counted_overhead
         self._overhead = None if overhead is None else SumOverhead(overhead, model.compute)
+        self._common = CommonPrices(overhead)
         self._rows = PieceRows()
         self._warns = True
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
@@ -131,11 +133,13 @@ class EstimatedCosts:
         Without a plan, tables are whole.
         """
         overhead = self.model.counted_overhead
-        if overhead is not None:
-            return overhead.common_ms(task) if plan is None else overhead.plan_ms(task, plan)
-        if plan is not None and plan.has_copies:
-            raise copies_uncounted(plan, task)
-        return 0.0 if plan is None else further_ways_ms(plan, task)
+        if plan is not None:
+            return self.common(task).plan_ms(plan)
+        return 0.0 if overhead is None else overhead.common_ms(task)
+
+    def common(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of what all devices bear alike."""
+        return self._common.of(task)
 
     def slowness(self, task: ShardingTask) -> Floats:
         """Returns what the task's tables alone take on each device, relative to the mean device."""
@@ -188,8 +192,7 @@ class EstimatedCosts:
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
-        sharded, rest = plan.on_single_devices(task)
-        exchange = self.exchange(sharded.exchanged_columns(rest), task.objective)
+        exchange = self.exchange(plan.exchanged_columns(task), task.objective)
         both = None if exchange is None else (exchange, exchange)
         return price_plan(plan, task, self, both, common_ms=self.common_ms(task, plan))
 
@@ -198,17 +201,16 @@ class EstimatedCosts:
 
         Corrections of single measured shards do not take part: sharders compare plans by this.
         """
-        sharded, rest = plan.on_single_devices(task)
-        if not sharded.placements:
+        if not plan.placements:
             return self.common_ms(task, plan)
-        pieces, homes = zip(*sharded.placed(rest), strict=True)
-        devices, numbers = len(rest.devices), np.array(homes, np.int64)
+        pieces, homes = zip(*plan.placed(task), strict=True)
+        devices, numbers = len(task.devices), np.array(homes, np.int64)
         sums = sums_of_devices(self.amounts(pieces), numbers, devices).float()
-        prices = self.price(sums + self.of_devices(rest.hardware))
+        prices = self.price(sums + self.of_devices(task.hardware))
         forward, backward = prices.forward_ms.numpy(), prices.backward_ms.numpy()
         columns = np.zeros(devices)
         np.add.at(columns, numbers, [piece.exchanged_columns for piece in pieces])
-        step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
+        step_ms = float(StepPrice.of_plan(task, plan).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 
     def check(self, task: ShardingTask) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.rehearsals.kept import RehearsedPlan
+from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
 from autoshard.cost_model.step_overhead import (
@@ -18,7 +19,7 @@ from autoshard.cost_model.step_overhead import (
     splits_of,
 )
 from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead, copy_loads, row_loads
-from autoshard.workload import UserError
+from autoshard.workload import EmbeddingTable, UserError
 from autoshard.workload.arrays import Floats
 
 MIN_REHEARSALS = 8
@@ -26,6 +27,8 @@ TERMS = ("operators", "lookups", "outputs", "bags", "start")
 _MS = 1e-6  # in a nanosecond
 # An error of a step of 10 % counts like one of 20 % of a weight: plans of a task err alike.
 _CLOSENESS = 2.0
+_NO_COPIES = CopyOverhead(0.0, 0.0, 0.0, 0.0, 0.0)
+_NO_ROWS = RowOverhead(0.0, 0.0)
 
 
 def fit_overhead(
@@ -93,8 +96,7 @@ def fit_copies(
     _check_enough(rehearsed, "plans with copies", "what copies take")
     loads = []
     for each in rehearsed:
-        copied = [table for table in each.task.tables if table.name in each.plan.copied]
-        sums = copy_loads(copied, each.task.batch_size, len(each.task.devices)).sum(0)
+        sums = copy_loads(_copied(each), each.task.batch_size, len(each.task.devices)).sum(0)
         loads.append(np.array([1.0, *sums]))
     usual = None if overhead.copies is None else [overhead.copies.start_ms, *overhead.copies.rates]
     (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
@@ -221,8 +223,8 @@ def report_on(
     ratios, shares = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
         parts, common_ms = _price(overhead, each, operators)
-        if each.plan.copied and overhead.copies is not None:
-            common_ms += overhead.copies.ms(each.task, each.plan.copied)
+        if overhead.copies is not None:
+            common_ms += overhead.copies.ms(each.task, _copied(each))
         common_ms += overhead.of_rows.ms(each.task, each.plan.row_wise, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
@@ -246,7 +248,12 @@ def _price(
     terms *= overhead.rates.T  # [ranks, terms, directions]
     slowest = terms.sum(1).argmax(0)
     parts = sum(terms[slowest[number], :, number] for number in range(2))
-    return np.asarray(parts), overhead.ordering_ms(rehearsed.task, rehearsed.plan)
+    without = replace(overhead, copies=_NO_COPIES, rows=_NO_ROWS)
+    return np.asarray(parts), CommonPrice(without, rehearsed.task).plan_ms(rehearsed.plan)
+
+
+def _copied(rehearsed: RehearsedPlan) -> list[EmbeddingTable]:
+    return [table for table in rehearsed.task.tables if table.name in rehearsed.plan.copied]
 
 
 def _loads(rehearsed: RehearsedPlan) -> Floats:
@@ -258,4 +265,4 @@ def _loads(rehearsed: RehearsedPlan) -> Floats:
 
 
 def _splits(rehearsed: RehearsedPlan) -> int:
-    return splits_of(rehearsed.task, rehearsed.plan.placed(rehearsed.task))
+    return splits_of(rehearsed.plan.placed(rehearsed.task))

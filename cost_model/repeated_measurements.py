@@ -24,11 +24,11 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.statistics import pooled_variance
+from autoshard.cost_model.common_price import CommonPrices
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.step_price import copies_uncounted, further_ways_ms
 
 if TYPE_CHECKING:
     from autoshard.benchmark import BenchmarkPool
@@ -122,6 +122,7 @@ class RepeatedMeasurements:
         overhead: StepOverhead | None = None,
     ) -> None:
         self._pool, self._overhead = pool, overhead
+        self._common = CommonPrices(overhead)
         self._settings = [replace(settings, seed=seed) for seed in seeds]
         self._timing = timing
         self._normalize, self._notify = normalize, notify
@@ -179,11 +180,7 @@ class RepeatedMeasurements:
 
     def common_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
         """Returns what a step takes on all devices alike; 0 unless steps of training count."""
-        if self._overhead is None:
-            if plan.has_copies:
-                raise copies_uncounted(plan, task)
-            return further_ways_ms(plan, task)
-        return self._overhead.plan_ms(task, plan)
+        return self._common.of(task).plan_ms(plan)
 
     def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:
         if self._overhead is None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.common_price import CommonPrice
+from autoshard.cost_model.common_price import CommonPrice, CommonPrices
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
 from autoshard.cost_model.step_overhead import SumOverhead
@@ -85,6 +85,7 @@ class Expectation:
         self, model: ComputeCostModel, embed: Embed, overhead: SumOverhead | None = None
     ) -> None:
         self._model, self._overhead = model, overhead
+        self._common = CommonPrices(None if overhead is None else overhead.of_step)
         self.amounts = embed
 
     def price(self, sums: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class Expectation:
 
     def common(self, task: ShardingTask) -> CommonPrice:
         """Returns the price of what all devices bear alike."""
-        return CommonPrice(None if self._overhead is None else self._overhead.of_step, task)
+        return self._common.of(task)
 
 
 class Scenarios:
@@ -127,6 +128,7 @@ class Scenarios:
         overhead: SumOverhead | None = None,
     ) -> None:
         self.overhead = overhead
+        self._common = CommonPrices(None if overhead is None else overhead.of_step)
         rng = np.random.default_rng([seed, count])
         drawn = []
         for tables, posterior in zip(groups, posteriors, strict=True):
@@ -176,7 +178,7 @@ class Scenarios:
 
     def common(self, task: ShardingTask) -> CommonPrice:
         """Returns the price of what all devices bear alike."""
-        return CommonPrice(None if self.overhead is None else self.overhead.of_step, task)
+        return self._common.of(task)
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""

@@ -31,11 +31,10 @@ from autoshard.cost_model.way_overheads import (
     RowOverhead,
     times,
 )
-from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import EmbeddingTable, Piece, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.links import AnyLink
 from autoshard.workload.lookups import lookups_in
-from autoshard.workload.step_price import further_ways_ms
 
 _NS = 1e-6  # milliseconds
 _S = 1e9  # nanoseconds
@@ -219,47 +218,6 @@ class StepOverhead:
             shared_ms += self.input_latency_ms or 0.0
         return shared_ms + task.objective.dense_ms
 
-    def plan_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
-        """Returns what a step by a plan takes on all ranks alike, with its splits and copies.
-
-        Raises:
-            UserError: The plan copies tables, and what copies take is unknown.
-        """
-        if plan.hot_rows:
-            counted_ms = self.hot_rows.ms(task, dict(plan.hot_rows))
-            plan, task = plan.resolved(task)
-            return counted_ms + self.plan_ms(task, plan)
-        common_ms = self.ordering_ms(task, plan)
-        if plan.row_wise:
-            common_ms += self.of_rows.ms(task, plan.row_wise, plan.copied)
-            common_ms += further_ways_ms(plan, task)
-        if not plan.copied:
-            return common_ms
-        if self.copies is None:
-            raise UserError(
-                f"table {plan.copied[0]} is copied to all devices, and the cost model does not "
-                "know what copies take: rehearse.py --num-copying measures it"
-            )
-        return common_ms + self.copies.ms(task, plan.copied)
-
-    def ordering_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
-        """Returns `plan_ms` without what copies and blocks of rows themselves take.
-
-        Where some tables are copied, or some are in blocks of rows, all outputs are put in order
-        anew, as if there were splits.
-        """
-        sharded, flat = plan.on_single_devices(task)
-        splits = splits_of(flat, sharded.placed(flat))
-        rest = task.without(plan.copied, reserve=False)
-        common_ms = self.common_ms(rest, splits)
-        row_wise = len(plan.row_wise)
-        ways = bool(plan.copied) + bool(row_wise) + (len(rest.tables) > row_wise)
-        if ways > 1 and not task.beside:
-            ordered = rest.columns_in_order if splits else 0
-            own = task.batch_size / len(task.devices)
-            common_ms += _NS * self.regrouped_ns * own * (task.columns - ordered)
-        return common_ms
-
     def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
         """Returns what each of these tables of a task adds to `common_ms` if it is whole."""
         loads = _own_loads(tables, task)
@@ -304,15 +262,17 @@ def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
     return np.array([lookups, outputs, bags, 1.0])
 
 
-def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
+def splits_of(placed: Iterable[tuple[Piece, int]]) -> int:
     """Returns by how many slices the outputs of a plan are more than one for each feature.
 
     Args:
-        task: Task of the plan.
-        placed: Its pieces and their devices; those of a table on one device are one.
+        placed: Pieces of all tables and their devices; those of a table on one device are one.
     """
-    parts = {(piece.table.name, device): piece.table.features for piece, device in placed}
-    return sum(parts.values()) - sum(table.features for table in task.tables)
+    tables, parts = dict[str, int](), dict[tuple[str, int], int]()
+    for piece, device in placed:
+        tables[piece.table.name] = piece.table.features
+        parts[piece.table.name, device] = piece.table.features
+    return sum(parts.values()) - sum(tables.values())
 
 
 def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:

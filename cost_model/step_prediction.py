@@ -17,6 +17,7 @@ from autoshard.cost_model.step_overhead import SplitCost, splits_of
 from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.options import tables_of_parts
 from autoshard.workload.step_price import StepPrice
 
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
@@ -74,26 +75,19 @@ class StepPredictor:
         self._split_cost = oracle.split_cost(task.columns_in_order, len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
-    def _on_single_devices(self, plan: ShardingPlan) -> tuple["StepPredictor", ShardingPlan]:
-        """Returns the predictor of what each device holds alone, in the same scenarios, and the
-        plan of that.
+    def _alone(self, plan: ShardingPlan) -> "StepPredictor":
+        """Returns the predictor of what each device holds alone by a plan, in the same scenarios:
+        blocks of rows and cold rows are tables.
         """
         alone = copy(self)
-        apart, task = plan.resolved(self._task)
-        sharded, alone._task = apart.on_single_devices(task)
-        tables = {table.name: table.access_digest for table in self._task.tables}
-        cold = {t.access_digest: tables[t.name] for t in task.tables if t.name in tables}
-        blocks = {
-            block.access_digest: tables[table.name]
-            for table, held in apart.blocks(task).items()
-            for block in held
-        }
-        alone._scenarios = self._scenarios.with_parts(cold | blocks)
-        alone._price = StepPrice.of_task(alone._task)
+        alone._task = plan.columns_task(self._task)
+        parts = tables_of_parts(self._task, plan.all_options())
+        alone._scenarios = self._scenarios.with_parts(parts)
+        alone._price = StepPrice.of_plan(self._task, plan)
         # With all splits of this plan.
         alone._whole_ms = self._oracle.common_ms(self._task, plan)
         alone._split_cost = SplitCost()
-        return alone, sharded
+        return alone
 
     def expected_ms(self, placed: Placed) -> float:
         """Returns the expected step time, which sharders minimise."""
@@ -103,10 +97,8 @@ class StepPredictor:
 
     def expected_of(self, plan: ShardingPlan) -> float:
         """Returns the expected step time of a plan, which may have copies and blocks of rows."""
-        if not plan.is_plain:
-            alone, sharded = self._on_single_devices(plan)
-            return alone.expected_of(sharded)
-        return self.expected_ms(plan.placed(self._task)) if plan.placements else self._whole_ms
+        alone = self if plan.is_plain else self._alone(plan)
+        return alone.expected_ms(plan.placed(self._task)) if plan.placements else alone._whole_ms
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
         """Returns the plan with the least expected step time.
@@ -122,15 +114,15 @@ class StepPredictor:
 
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
-        if not plan.is_plain:
-            alone, sharded = self._on_single_devices(plan)
-            found = alone.of(sharded)
-            if not plan.has_copies:
-                return found
-            return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan))
-        if not plan.placements:
+        alone = self if plan.is_plain else self._alone(plan)
+        found = alone._of_shards(plan.placed(self._task), plan.shards(self._task))
+        if not plan.has_copies:
+            return found
+        return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan))
+
+    def _of_shards(self, placed: Placed, shards: Sequence[Shard | None]) -> StepPrediction:
+        if not placed:
             return StepPrediction(self._whole_ms, np.full(SCENARIOS, self._whole_ms))
-        shards, placed = plan.shards(self._task), plan.placed(self._task)
         costs, rests = self._costs(placed, shards)
         normals = np.zeros((len(costs), 1, costs.shape[-1]))
         for device, shard in enumerate(shards):
@@ -152,8 +144,13 @@ class StepPredictor:
         assert copies is not None
         normal = np.random.default_rng([self._seed, _OF_COPIES]).standard_normal(SCENARIOS)
         relative = np.exp(copies.deviation * normal - copies.deviation**2 / 2) - 1
-        apart, task = plan.resolved(self._task)
-        return np.asarray(copies.ms(task, apart.copied) * relative)
+        tables = {table.name: table for table in self._task.tables}
+        copied = [
+            table
+            for name, option in plan.options.items()
+            for table in option.copies(tables[name], self._task.batch_size)
+        ]
+        return np.asarray(copies.ms(self._task, copied) * relative)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Returns the shards of devices; None where no table was measured, as all are alike."""
@@ -199,7 +196,7 @@ class StepPredictor:
         return float(self._price.expected_ms(forward, backward, columns, rest))
 
     def _on_all_devices_ms(self, placed: Placed) -> float:
-        return self._whole_ms + self._split_cost.ms(splits_of(self._task, placed))
+        return self._whole_ms + self._split_cost.ms(splits_of(placed))
 
     def _columns(self, placed: Placed) -> Floats:
         """Returns the output columns of each device, [devices]."""

@@ -64,13 +64,9 @@ class CopyOverhead:
         names = ("start_ms", "lookup_ns", "gathered_ns", "output_ns", "weight_ns")
         return times(self, factor, names)
 
-    def ms(self, task: ShardingTask, copied: Iterable[str]) -> float:
+    def ms(self, task: ShardingTask, copied: Sequence[EmbeddingTable]) -> float:
         """Returns what copies of these tables add to a step, with their all-reduce."""
-        names = frozenset(copied)
-        tables = [table for table in task.tables if table.name in names]
-        if not tables:
-            return 0.0
-        return self.start_ms + float(self.each_ms(task, tables).sum())
+        return self.start_ms + float(self.each_ms(task, copied).sum()) if copied else 0.0
 
     def each_ms(self, task: ShardingTask, tables: Iterable[EmbeddingTable]) -> Floats:
         """Returns what a copy of each table adds to a step that has others: [tables]."""

@@ -15,7 +15,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.explaining.diff import PlanDiff
+from autoshard.experiments.explaining.diff import PlanDiff, changes_of_options
 from autoshard.experiments.explaining.plan_report import present_step, show
 from autoshard.sharders import open_oracle
 from autoshard.workload import (
@@ -114,18 +114,13 @@ def main(config: DiffConfig) -> None:
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
     moves = moves_between(old, compared, task)
-    ways = {
-        "copies": (old.copied, compared.copied),
-        "hot rows": (dict(old.hot_rows), dict(compared.hot_rows)),
-        "row-wise": (old.row_wise, compared.row_wise),
-    }
     diff = PlanDiff(
         task,
         moves,
         present_step(config, oracle, old, task),
         StepPredictor(oracle, task).of(compared),
         *config.moving_link(objective, len(devices)),
-        {way: (len({*now} - {*was}), len({*was} - {*now})) for way, (was, now) in ways.items()},
+        changes_of_options(old, compared),
         old.num_devices,
     )
     show(diff.parts())

@@ -12,7 +12,7 @@ from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.simulated_annealing import Annealing
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.options import Sharded
+from autoshard.workload.sharded import Sharded
 
 ANNEAL_SECONDS = 60.0
 _MAX_SEARCHED = 40_000  # tables times devices: local search takes minutes for larger tasks

@@ -5,7 +5,7 @@ from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.world_change import CarriedPlan, carried_over
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moved_bytes, moves_between
-from autoshard.workload.options import Sharded
+from autoshard.workload.sharded import Sharded
 
 
 class IncrementalSharder:
@@ -44,23 +44,23 @@ class IncrementalSharder:
             PlanError: The plan in use is not valid for the task, or cannot be carried over.
         """
         start, was = self._carried(task)
-        old, rest = start.on_single_devices(task, reserve=True)
-        if not old.placements or start.has_grids:
+        if not start.placements or start.has_grids:
             return start  # grids are not planned here
-        max_bytes = moved_bytes(moves_between(was, old, rest)) + self._max_bytes
-        predictor = StepPredictor(self._oracle, rest)
+        max_bytes = moved_bytes(moves_between(was, start, task)) + self._max_bytes
         search = LocalSearch(self._oracle, seed=self._seed, near=(was, max_bytes))
-        found = [
-            ShardingPlan.in_place(rest, better.placed)
-            for better in search.improve(rest, [Sharded(old.placed(rest))])
-        ]
+        # Of what single devices hold, as copies may have no price. Blocks of rows stay where they
+        # are by the rules of that task.
+        rest, tables = start.columns_task(task, reserve=True), {t.name for t in task.tables}
+        found = search.improve(rest, [Sharded(start.placed(task))])
+        columns = ([pair for pair in f.placed if pair[0].table.name in tables] for f in found)
+        plans = (start.with_columns(ShardingPlan.in_place(task, some)) for some in columns)
         near = [
             plan
-            for plan in (old, *found)
-            if moved_bytes(moves_between(was, plan, rest)) <= max_bytes
+            for plan in (start, *plans)
+            if moved_bytes(moves_between(was, plan, task)) <= max_bytes
         ]
-        best = min(near, key=lambda plan: predictor.expected_ms(plan.placed(rest)))
-        return best.with_ways_of(start, task)
+        predictor = StepPredictor(self._oracle, rest)
+        return min(near, key=lambda plan: predictor.expected_ms(plan.placed(task)))
 
     def _carried(self, task: ShardingTask) -> CarriedPlan:
         self._oracle.check(task)
@@ -70,4 +70,4 @@ class IncrementalSharder:
             self._plan.check(task)
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
-        return CarriedPlan(self._plan, self._plan.on_single_devices(task, reserve=True)[0])
+        return CarriedPlan(self._plan, self._plan)

@@ -15,7 +15,8 @@ from autoshard.sharders.plan_search import PlanSearch
 from autoshard.sharders.simulated_annealing import Annealing
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.options import Sharded, ShardingOption, columns_task, tables_of_parts
+from autoshard.workload.options import ShardingOption, columns_task, tables_of_parts
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.step_price import norm_power
 from autoshard.workload.table_options import TableOptions
 

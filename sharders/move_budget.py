@@ -30,7 +30,8 @@ class MoveBudget:
         stored, devices = self._task.operator.stored_bytes, np.arange(len(self._task.devices))
         sizes = [sum(stored(s.table.rows, s.width) for s in piece.pieces) for piece in pieces]
         homes = np.array([self._home(piece.pieces[0]) for piece in pieces], np.int64)
-        moving = np.array(sizes, np.int64)[:, None] * (homes[:, None] != devices)
+        moves = (homes[:, None] != devices) & (homes[:, None] != GONE)
+        moving = np.array(sizes, np.int64)[:, None] * moves
         self._moving = np.concatenate([self._moving, moving])
 
     def admits(self, pieces: Ints, homes: Ints) -> Bools:
@@ -53,11 +54,16 @@ class MoveBudget:
         return np.asarray(moved + self._moving[mine][:, there] <= self._max_bytes)
 
     def _home(self, piece: Piece) -> int:
-        """Returns the device of the piece in the plan in use."""
+        """Returns the device of the piece in the plan in use; `GONE` for a block of rows, which
+        does not move.
+        """
         return next(
-            placement.device
-            for placement in self._placements[piece.table.name]
-            if placement.start <= piece.start < placement.start + placement.width
+            (
+                placement.device
+                for placement in self._placements.get(piece.table.name, ())
+                if placement.start <= piece.start < placement.start + placement.width
+            ),
+            GONE,
         )
 
     def _moved_without(self, pieces: Ints, homes: Ints) -> Ints:

@@ -23,13 +23,8 @@ from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.split_greedy import split_greedy
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.options import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    Options,
-    Sharded,
-    ShardingOption,
-)
+from autoshard.workload.options import COLUMN_WISE, DATA_PARALLEL, Options, ShardingOption
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.table_options import TableOptions
 from autoshard.workload.tables import DIM_STEP, can_be_blocks

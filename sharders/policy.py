@@ -12,8 +12,8 @@ from autoshard.sharders.option_sets import NO_RESOURCES, OptionResources, Option
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.options import Sharded
 from autoshard.workload.packing import check_total, pack
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.table_options import TableOptions
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared

@@ -6,6 +6,7 @@ from itertools import count
 import numpy as np
 
 from autoshard.workload import Placement, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.options import DATA_PARALLEL
 from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
 _SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
@@ -39,7 +40,7 @@ def copying_plans(
         number = max(1, round(rng.choice(_COPIED_SHARES) * len(small)))
         copied = frozenset(rng.permutation(small)[:number].tolist())
         kept = tuple(placement for placement in plan.placements if placement.table not in copied)
-        return ShardingPlan(kept, plan.num_devices, tuple(copied))
+        return ShardingPlan(kept, plan.num_devices, dict.fromkeys(copied, DATA_PARALLEL))
 
     return _valid(map(copying, plans if small else ()), task)
 

@@ -96,7 +96,6 @@ class Rollout:
 
     @staticmethod
     def combined(
-        task: ShardingTask,
         split_cost: SplitCost,
         rollouts: Sequence[_GroupRollout],
         config: int = 0,
@@ -106,7 +105,7 @@ class Rollout:
         if max(map(_PLAN_MS, rollouts)) == math.inf:
             return Rollout(placed, math.inf, config)
         stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
-        splits_ms = split_cost.ms(splits_of(task, placed))
+        splits_ms = split_cost.ms(splits_of(placed))
         return Rollout(placed, float(stages.sum()) + splits_ms, config)
 
 
@@ -198,7 +197,7 @@ class PolicyRollouts:
         groups = in_groups(catalog, whole)
         ended = self._run_groups(catalog, groups, configs, split, rng)
         split_cost = self._oracle.split_cost(task.columns_in_order, len(task.devices))
-        combined = partial(Rollout.combined, task, split_cost)
+        combined = partial(Rollout.combined, split_cost)
         found = [combined(rollouts, number) for number, rollouts in enumerate(ended)]
         if len(groups) > 1:
             greedy = [number for number, config in enumerate(configs) if not config.sampled]

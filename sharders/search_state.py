@@ -18,7 +18,8 @@ from autoshard.sharders.move_budget import GONE, MoveBudget
 from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask
 from autoshard.workload.admission import NOTHING, RuleMasks
 from autoshard.workload.arrays import Bools, Floats, Ints
-from autoshard.workload.options import COLUMN_WISE, Sharded, ShardingOption, blocks_of
+from autoshard.workload.options import COLUMN_WISE, ShardingOption, blocks_of
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.units import PlacementUnit
 
 _MIN_MS = 1e-12
@@ -194,8 +195,8 @@ class SearchState:
     def _copies_bytes(self, number: int, option: ShardingOption) -> int:
         """Returns the bytes on all devices that an option takes more than the present one."""
         table = self.table_of(number)
-        before = self._options[number].copies_bytes(table, self._task)
-        return option.copies_bytes(table, self._task) - before
+        before = self._options[number].copies_memory(table, self._task).total
+        return option.copies_memory(table, self._task).total - before
 
     def _blocks(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
         """Returns the blocks of rows of an option as items, with their devices."""

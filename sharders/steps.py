@@ -1,7 +1,7 @@
 """Single steps that improve a plan: moves, swaps and splits on the slowest devices."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
@@ -13,7 +13,7 @@ from autoshard.sharders.plan_search import Choices, PlanSearch
 from autoshard.sharders.search_state import Change
 from autoshard.workload import Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between
-from autoshard.workload.options import Sharded
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.step_price import norm_power
 
 Kind = Literal["move", "swap", "split"]
@@ -56,36 +56,24 @@ def next_steps(
     plan.check(task)
     if len(task.devices) == 1 or not plan.placements or plan.has_grids:
         return []  # grids are not planned here
-    if not plan.is_plain:
-        sharded, rest = plan.on_single_devices(task, reserve=True)
-        others_ms = StepPredictor(oracle, task).expected_of(plan)
-        others_ms -= StepPredictor(oracle, rest).expected_of(sharded)
-        return [
-            replace(
-                step,
-                plan=step.plan.with_ways_of(plan, task),
-                expected_ms=step.expected_ms + others_ms,
-            )
-            for step in next_steps(oracle, rest, sharded, count)
-        ]
     predictor = StepPredictor(oracle, task)
     power = norm_power(oracle.residuals.prior.rest)
-    search = PlanSearch(oracle.expectation(), task, power, Sharded(plan.placed(task)))
+    search = PlanSearch(oracle.expectation(), task, power, Sharded.of(plan, task))
     slowest, found = search.slowest, dict[tuple[Kind, int], Step]()
     for kind, change in islice(_candidates(search), _MAX_CANDIDATES):
         item = change.leave[0]
         if (kind, item) in found:  # the best target is enough
             continue
-        after = ShardingPlan.in_place(task, search.placed(change))
+        after = plan.with_columns(ShardingPlan.in_place(task, search.placed(change)))
         try:
             after.check(task)
         except PlanError:  # two pieces that become one may violate a constraint
             continue
-        expected = predictor.expected_ms(after.placed(task))
+        expected = predictor.expected_of(after)
         found[kind, item] = Step(kind, _moved(plan, after, task, slowest), after, expected)
         if len(found) == _PRICED * count:
             break
-    enough = predictor.expected_ms(plan.placed(task)) * (1 - _MIN_GAIN)
+    enough = predictor.expected_of(plan) * (1 - _MIN_GAIN)
     better = [step for step in found.values() if step.expected_ms < enough]
     return sorted(better, key=lambda step: step.expected_ms)[:count]
 

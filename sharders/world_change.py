@@ -20,6 +20,7 @@ from autoshard.sharders.move_budget import GONE
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.errors import FieldError
+from autoshard.workload.options import copies_memory
 from autoshard.workload.placements import Placement
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import can_be_blocks
@@ -30,8 +31,8 @@ class CarriedPlan(NamedTuple):
 
     Args:
         plan: Valid plan of the new task.
-        was: Where pieces of `plan.on_single_devices` were, for as many devices as there are and
-            were. Devices beyond those of the task are gone. Blocks of rows are where they will be.
+        was: Where columns were, and where blocks of rows will be, for as many devices as there are
+            and were; those beyond the task's are gone.
     """
 
     plan: ShardingPlan
@@ -55,21 +56,23 @@ def carried_over(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask)
     """
     held = _with_blocks(plan, task)
     try:
-        was, rest = held.on_single_devices(task, reserve=True)
+        rest = held.columns_task(task, reserve=True)
     except FieldError:
-        size = task.copies_memory(held.resolved(task)[0].copied).total
+        size = copies_memory(task, held.options).total
         raise PlanError(
             f"the copies of the plan take {format_bytes(size)} on each of {len(task.devices)} "
             "devices, which is more than one has: add memory, or make a plan anew"
         ) from None
-    found = was
-    if was.placements:
+    carried = held
+    if held.placements:
         blocks = {block.name for parts in held.blocks(task).values() for block in parts}
-        placed = _Pieces(oracle, rest, was.placed(rest), blocks).placed()
-        found = ShardingPlan.in_place(rest, placed)
-    carried = found.with_ways_of(held, task)
+        placed = _Pieces(oracle, rest, held.placed(task), blocks).placed()
+        columns = [pair for pair in placed if pair[0].table.name not in blocks]
+        carried = held.with_columns(ShardingPlan.in_place(task, columns))
     carried.check(task)
-    return CarriedPlan(carried, replace(was, num_devices=_nowhere(plan, task) + 1))
+    ranks = len(task.devices)
+    devices = ranks * (_nowhere(plan, task) // ranks + 1)  # which blocks of rows divide, too
+    return CarriedPlan(carried, replace(held, num_devices=devices))
 
 
 def _nowhere(plan: ShardingPlan, task: ShardingTask) -> int:
@@ -81,8 +84,7 @@ def _with_blocks(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
     """Returns the plan with blocks of rows for the devices of the task; other pieces are where they
     were, perhaps on devices that are gone.
     """
-    _, apart = plan.resolved(task)
-    tables = {table.name: table for table in apart.tables}
+    tables = plan.held_tables(task)
     found = list[Placement]()
     for name, pieces in plan.by_table().items():
         by_rows = pieces[0].row_blocks > 1

@@ -14,6 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from autoshard.integration import load_state, to_torchrec, with_hot_rows
 from autoshard.workload import Placement, ShardingPlan
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 
 CPU = torch.device("cpu")
 TABLES = {"a": (40, 8), "b": (60, 24), "c": (30, 16), "d": (20, 8)}  # rows and dim
@@ -27,8 +28,9 @@ def plan_of(
 ) -> ShardingPlan:
     """Plan of slices: table, first column, width, first rank and number of blocks of rows."""
     pieces = tuple(sorted(Placement(f"bags.{table}", *rest) for table, *rest in placements))
-    hot_rows = tuple((f"bags.{name}", count) for name, count in (hot or {}).items())
-    return ShardingPlan(pieces, ranks, tuple(f"bags.{name}" for name in copied), hot_rows)
+    options = {f"bags.{name}": DATA_PARALLEL for name in copied}
+    options |= {f"bags.{n}": ShardingOption(hot_rows=count) for n, count in (hot or {}).items()}
+    return ShardingPlan(pieces, ranks, options)
 
 
 class SmallModel(nn.Module):

@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.caches import lfu_hits
 from autoshard.workload.operators import FLOAT_BYTES, WEIGHT_BYTES, OperatorOptions
+from autoshard.workload.options import DATA_PARALLEL, copies_memory
 from autoshard.workload.reuse import lookups_of
 from autoshard.workload.tables import EmbeddingTable, Piece
 from autoshard.workload.tasks import ShardingTask
@@ -69,7 +70,7 @@ def cached_rows(task: ShardingTask, budgets_bytes: Sequence[float]) -> Iterator[
         yield from ({} for _ in budgets_bytes)
         return
     memory, traffic = np.stack([_choices(task, table) for table in tables], axis=1)
-    of_copies = len(task.devices) * task.copies_memory(copied).total
+    of_copies = len(task.devices) * copies_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total
     for budget_bytes in budgets_bytes:
         chosen = _cheapest(memory, traffic, budget_bytes - of_copies)
         yield {

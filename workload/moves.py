@@ -76,7 +76,7 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         if was is None:  # each device that there was has all columns
             found += _of_copies(table, old, now, task)
             continue
-        anew = dict(old.hot_rows).get(table.name) != dict(new.hot_rows).get(table.name)
+        anew = old.hot_rows.get(table.name) != new.hot_rows.get(table.name)
         if anew and now is not None and max(p.row_blocks for p in (*was, *now)) > 1:
             found += _numbered_anew(table, was, now, task)
             continue

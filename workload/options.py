@@ -1,12 +1,12 @@
 """Sharding options: how the rows and columns of one table are spread over devices and memories."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
-from autoshard.workload.placements import Placement
-from autoshard.workload.plans import ShardingPlan
+from autoshard.workload.errors import FieldError
+from autoshard.workload.operators import MemoryParts
+from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece, hot_name
 from autoshard.workload.tasks import ShardingTask
 
@@ -38,6 +38,11 @@ class ShardingOption:
         """Whether any device may have any columns of the table, or of its cold rows."""
         return not self.copied and self.row_blocks == 1
 
+    @property
+    def without_blocks(self) -> "ShardingOption":
+        """The option but for blocks of rows, which a plan has in its placements."""
+        return replace(self, row_blocks=1, first=0) if self.row_blocks > 1 else self
+
     def held(self, table: EmbeddingTable, batch_size: int) -> EmbeddingTable:
         """Returns the table whose columns or blocks single devices hold: with its cache, or with
         cold rows alone. It keeps the table's name.
@@ -60,109 +65,50 @@ class ShardingOption:
 
         return hot_and_cold(table, self.hot_rows, batch_size)[:1]
 
-    def copies_bytes(self, table: EmbeddingTable, task: ShardingTask) -> int:
-        """Returns the bytes that copies of a table take on each device."""
+    def copies_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
+        """Returns what copies of a table take on each device, and the numbers of hot rows."""
         copies = self.copies(table, task.batch_size)
         if not copies:
-            return 0
-        memory = task.operator.copies_memory(copies, task.batch_size, len(task.devices))
-        return memory.total + (
-            task.hot_ids_bytes({table.name: self.hot_rows}) if self.hot_rows else 0
-        )
+            return MemoryParts()
+        held = task.operator.copies_memory(copies, task.batch_size, len(task.devices))
+        return held.plus(MemoryParts(inputs=_HOT_ID_BYTES * table.rows if self.hot_rows else 0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object of what differs from a table in columns."""
+        return {name: value for name, value in asdict(self).items() if value != _USUAL[name]}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "ShardingOption":
+        """Returns the option that `to_json` wrote, without blocks of rows."""
+        for name, value in record.items():
+            kind = _KINDS.get(name)
+            if kind is None or type(value) is not kind:
+                allowed = ", ".join(f"{known} ({kind.__name__})" for known, kind in _KINDS.items())
+                raise FieldError(name, f"must be one of {allowed}, got {value!r}")
+        return ShardingOption(**record)
 
 
 COLUMN_WISE = ShardingOption()
 DATA_PARALLEL = ShardingOption(copied=True)
+_USUAL = {each.name: getattr(COLUMN_WISE, each.name) for each in fields(ShardingOption)}
+_KINDS: Mapping[str, type] = {"copied": bool, "hot_rows": int, "cached_rows": int}
+_HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
 
 Options = Mapping[str, ShardingOption]  # of tables that are not `COLUMN_WISE`, by name
 
 
-class Sharded(NamedTuple):
-    """A plan as searches have it.
-
-    Args:
-        placed: Pieces of tables in columns, and their devices.
-        options: Options of the other tables.
-    """
-
-    placed: Sequence[tuple[Piece, int]]
-    options: Options = MappingProxyType({})
-
-    @staticmethod
-    def of(plan: ShardingPlan, task: ShardingTask) -> "Sharded":
-        """Returns a plan."""
-        options = options_of(plan)
-        held = {t.name: _of(options, t.name).held(t, task.batch_size) for t in task.tables}
-        placed = [
-            (Piece(held[each.table], each.start, each.width), each.device)
-            for each in plan.placements
-            if _of(options, each.table).by_columns
-        ]
-        return Sharded(placed, options)
-
-    @staticmethod
-    def of_columns(
-        task: ShardingTask, placed: Sequence[tuple[Piece, int]], options: Options
-    ) -> "Sharded":
-        """Returns the plan with these options, given what single devices hold by them."""
-        names = {t.name for t in task.tables if _of(options, t.name).by_columns}
-        return Sharded([pair for pair in placed if pair[0].table.name in names], options)
-
-    def plan(self, task: ShardingTask) -> ShardingPlan:
-        """Returns the plan; columns of a table that meet on a device are one piece."""
-        return plan_of(task, self.options, list(self.placed))
-
-    def columns_placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
-        """Returns what the task of single devices places (`columns_task`): blocks of rows, too."""
-        blocks = [
-            block
-            for table in task.tables
-            for block in blocks_of(task, table, _of(self.options, table.name))
-        ]
-        return [*self.placed, *blocks]
+def option_of(options: Options, table: str) -> ShardingOption:
+    """Returns the option of a table."""
+    return options.get(table, COLUMN_WISE)
 
 
-def options_of(plan: ShardingPlan) -> dict[str, ShardingOption]:
-    """Returns the options of a plan's tables that are not `COLUMN_WISE`.
-
-    Of a table in several slices of columns, each in blocks of rows (a grid), that of one slice.
-    """
-    found = dict.fromkeys(plan.copied, DATA_PARALLEL)
-    for placement in plan.placements:
-        if placement.row_blocks > 1:
-            blocks = ShardingOption(row_blocks=placement.row_blocks, first=placement.device)
-            found[placement.table] = blocks
-    for name, count in plan.hot_rows:
-        found[name] = replace(_of(found, name), hot_rows=count)
-    for name, count in plan.cached_rows:
-        found[name] = replace(_of(found, name), cached_rows=count)
+def copies_memory(task: ShardingTask, options: Options) -> MemoryParts:
+    """Returns what all copies by these options take on each device."""
+    found = MemoryParts()
+    for table in task.tables:
+        if table.name in options:
+            found = found.plus(options[table.name].copies_memory(table, task))
     return found
-
-
-def plan_of(task: ShardingTask, options: Options, placed: list[tuple[Piece, int]]) -> ShardingPlan:
-    """Returns the plan with these options.
-
-    Args:
-        task: Task of the plan.
-        options: Options of tables that are not `COLUMN_WISE`.
-        placed: Pieces of tables in columns, and their devices. Columns are assigned anew, so that a
-            device has one piece of a table.
-    """
-    tables = {table.name: table for table in task.tables}
-    columns = ShardingPlan.of_pieces(task, placed)
-    blocks = (
-        Placement(name, 0, tables[name].dim, option.first, option.row_blocks)
-        for name, option in options.items()
-        if option.row_blocks > 1
-    )
-    copied = tuple(name for name, option in options.items() if option.copied)
-    return ShardingPlan(
-        (*columns.placements, *blocks),
-        len(task.devices),
-        copied,
-        hot_rows=tuple(_hot_rows(options).items()),
-        cached_rows=tuple(_cached_rows(options).items()),
-    )
 
 
 def blocks_of(
@@ -181,37 +127,62 @@ def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
     """
     found = dict[str, str]()
     for table in task.tables:
-        option = _of(options, table.name)
+        option = option_of(options, table.name)
         held = option.held(table, task.batch_size)
         parts = (held, *(block.table for block, _ in blocks_of(task, table, option)))
         found.update(dict.fromkeys((part.access_digest for part in parts), table.access_digest))
     return found
 
 
-def columns_task(task: ShardingTask, options: Options) -> ShardingTask:
-    """Returns the task of what single devices hold: columns of tables, and blocks of rows that have
-    their devices. The memory of copies is reserved.
+def columns_task(
+    task: ShardingTask, options: Options, grids: Collection[str] = (), reserve: bool = True
+) -> ShardingTask:
+    """Returns the task of what single devices hold: columns of tables, and blocks of rows, each a
+    table of its own that is whole and on its device.
+
+    Args:
+        task: The task.
+        options: Options of its tables.
+        grids: Tables of which each slice of columns is in blocks of rows on devices of its own;
+            their blocks may be on any devices that have blocks of that number.
+        reserve: Whether the memory of copies is reserved, to plan; plans are priced without.
 
     Raises:
         FieldError: A device has no memory for the copies and more.
     """
-    hot = _hot_rows(options)
-    task = task.with_cached_rows(_cached_rows(options)).with_hot_rows(hot)
-    copied = [name for name, option in options.items() if option.copied]
-    rest = task.without([*copied, *(hot_name(name) for name, count in hot.items() if count)])
-    counts = {n: option.row_blocks for n, option in options.items() if option.row_blocks > 1}
-    ranks = len(task.devices)
-    firsts = {name: options[name].first for name, count in counts.items() if count < ranks}
-    return rest.with_row_blocks(counts, firsts)
+    if not options:
+        return task
+    devices, copied_bytes = task.devices, copies_memory(task, options).total if reserve else 0
+    if copied_bytes:
+        devices = tuple(
+            replace(device, reserved_bytes=device.reserved_bytes + copied_bytes)
+            for device in devices
+        )
+    tables, of_blocks, elsewhere = list[EmbeddingTable](), list[Rule](), list[str]()
+    for table in task.tables:
+        option = option_of(options, table.name)
+        if option.by_columns:
+            tables.append(option.held(table, task.batch_size))
+            elsewhere += [hot_name(table.name)] * bool(option.hot_rows)
+            continue
+        elsewhere.append(table.name)
+        blocks = blocks_of(task, table, option)
+        tables += [block.table for block, _ in blocks]
+        of_blocks += _rules_of(blocks, table.name, task, table.name in grids)
+    gone = {table.name for table in task.tables} - {table.name for table in tables}
+    kept = (rule.without(gone) if gone else rule for rule in task.rules)
+    rules = (*(rule for rule in kept if rule is not None), *of_blocks)
+    beside = (*task.beside, *elsewhere)
+    return replace(task, tables=tuple(tables), devices=devices, rules=rules, beside=beside)
 
 
-def _of(options: Options, table: str) -> ShardingOption:
-    return options.get(table, COLUMN_WISE)
-
-
-def _hot_rows(options: Options) -> dict[str, int]:
-    return {n: o.hot_rows for n, o in options.items() if o.hot_rows is not None}
-
-
-def _cached_rows(options: Options) -> dict[str, int]:
-    return {n: o.cached_rows for n, o in options.items() if o.cached_rows is not None}
+def _rules_of(
+    blocks: list[tuple[Piece, int]], table: str, task: ShardingTask, grid: bool
+) -> list[Rule]:
+    """Returns the rules that keep blocks of rows where they are."""
+    found, ranks = list[Rule](), len(task.devices)
+    for number, (block, home) in enumerate(blocks):
+        allowed = tuple(range(number, ranks, len(blocks))) if grid else (home,)
+        found.append(Rule("on", (block.table.name,), allowed, f"{table}: in blocks of rows"))
+    names = tuple(block.table.name for block, _ in blocks)
+    return [*found, *([Rule("whole", names)] if names and not grid else [])]

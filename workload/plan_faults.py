@@ -1,13 +1,17 @@
-"""Faults of plans: blocks of rows that TorchRec does not make, broken rules, lack of memory."""
+"""Faults of plans: blocks of rows that TorchRec does not make, options that exclude each other,
+broken rules, lack of memory.
+"""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.options import Options, option_of
 from autoshard.workload.placements import Placement
 from autoshard.workload.rules import Rule
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, can_be_blocks
-from autoshard.workload.tasks import Device
+from autoshard.workload.tasks import Device, ShardingTask
+from autoshard.workload.ways import WAYS
 
 _NAMED = 3  # devices that an error names, besides the worst
 
@@ -46,15 +50,43 @@ def fault_of_blocks(
     return None
 
 
+def fault_of_options(options: Options, task: ShardingTask) -> str | None:
+    """Returns why tables of a task cannot have their options."""
+    tables = {table.name: table for table in task.tables}
+    faults = (
+        way.fault(tables[name], option, task) for name, option in options.items() for way in WAYS
+    )
+    return next((fault for fault in faults if fault is not None), None)
+
+
 def fault_of_rule(
-    rule: Rule,
-    widths: Mapping[str, Mapping[int, int]],
-    copied: Collection[str],
-    row_wise: Collection[str],
+    rule: Rule, options: Options, widths: Mapping[str, Mapping[int, int]]
 ) -> str | None:
-    """Returns how a plan breaks a rule; the arguments are those of `Rule.broken_by`."""
-    fault = rule.broken_by(widths, copied, row_wise)
+    """Returns how a plan breaks a rule.
+
+    Args:
+        rule: The rule.
+        options: Options of the plan's tables.
+        widths: Number of columns of each table, by device.
+    """
+    fault = _broken_by_options(rule, options)
+    if fault is None:
+        columns = [name for name in rule.tables if option_of(options, name).by_columns]
+        fault = rule.broken_by({name: widths[name] for name in columns})
     return None if fault is None else f"the plan breaks the constraint {rule.name!r}: {fault}"
+
+
+def _broken_by_options(rule: Rule, options: Options) -> str | None:
+    taken = {
+        (way, name): way.taken_by(option_of(options, name)) for way in WAYS for name in rule.tables
+    }
+    for (way, name), yes in taken.items():
+        if rule.kind == way.demanded_by and not yes:
+            return way.says(name, yes=False)
+    for (way, name), yes in taken.items():
+        if rule.kind in way.forbidden_by and yes:
+            return way.says(name)
+    return None
 
 
 def fault_of_memory(held: Sequence[MemoryParts], devices: Sequence[Device]) -> str | None:

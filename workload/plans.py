@@ -2,20 +2,33 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.options import (
+    COLUMN_WISE,
+    Options,
+    ShardingOption,
+    columns_task,
+    copies_memory,
+    option_of,
+)
 from autoshard.workload.placements import Placement, merged_by_device
-from autoshard.workload.plan_faults import fault_of_blocks, fault_of_memory, fault_of_rule
+from autoshard.workload.plan_faults import (
+    fault_of_blocks,
+    fault_of_memory,
+    fault_of_options,
+    fault_of_rule,
+)
 from autoshard.workload.replicas import ReplicaGroups
-from autoshard.workload.tables import EmbeddingTable, Piece, Shard, hot_name
+from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask, check_devices
 
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 3)
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 4)
 
 
 class PlanError(UserError):
@@ -24,30 +37,26 @@ class PlanError(UserError):
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Pieces of tables and their devices. A table-wise plan has one piece per table.
+    """How each table is sharded, and the devices of its parts. A table-wise plan has one piece per
+    table.
 
     Args:
         placements: Pieces, each on one device, or in blocks of rows on several.
         num_devices: Number of devices.
-        copied: Names of tables of which each device has a copy (data-parallel).
-        hot_rows: Names of tables of which each device has a copy of the most used rows, and how
-            many these are, maybe 0; placements are those of the other rows, which are numbered by a
-            hash of their ids.
+        options: Options of tables that are not just in columns or blocks of rows, which placements
+            say: copies, hot rows, caches.
         replicas: Groups of so many devices that each train a copy of all tables; None if alone.
-        cached_rows: Names of tables in host memory, and how many of their rows caches in device
-            memory have room for.
     """
 
     placements: tuple[Placement, ...]
     num_devices: int
-    copied: tuple[str, ...] = ()
-    hot_rows: tuple[tuple[str, int], ...] = ()
+    options: Options = field(default_factory=dict, hash=False)
     replicas: ReplicaGroups | None = None
-    cached_rows: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("copied", "hot_rows", "cached_rows"):
-            object.__setattr__(self, name, tuple(sorted(getattr(self, name))))
+        own = {name: option.without_blocks for name, option in sorted(self.options.items())}
+        kept = {name: option for name, option in own.items() if option != COLUMN_WISE}
+        object.__setattr__(self, "options", kept)
 
     @staticmethod
     def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
@@ -112,47 +121,38 @@ class ShardingPlan:
         return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
 
     @property
+    def copied(self) -> tuple[str, ...]:
+        """Returns the names of tables of which each device has a copy."""
+        return tuple(name for name, option in self.options.items() if option.copied)
+
+    @property
+    def hot_rows(self) -> dict[str, int]:
+        """Returns the number of hot rows, maybe 0, of tables whose rows are numbered by a hash."""
+        counts = ((name, option.hot_rows) for name, option in self.options.items())
+        return {name: count for name, count in counts if count is not None}
+
+    @property
+    def cached_rows(self) -> dict[str, int]:
+        """Returns the rows that caches have room for, of tables in host memory."""
+        counts = ((name, option.cached_rows) for name, option in self.options.items())
+        return {name: count for name, count in counts if count is not None}
+
+    @property
     def has_copies(self) -> bool:
         """Returns whether devices have copies of tables, or of hot rows."""
-        return bool(self.copied or self.copied_hot_rows)
+        return any(option.copied or option.hot_rows for option in self.options.values())
 
     @property
     def copied_hot_rows(self) -> dict[str, int]:
         """Returns how many hot rows of a table each device has a copy of, where there are any."""
-        return {name: count for name, count in self.hot_rows if count}
+        return {name: count for name, count in self.hot_rows.items() if count}
 
     @property
     def is_plain(self) -> bool:
         """Returns whether each table is on single devices, whole or in slices of columns, and in
         their memory.
         """
-        return not (self.copied or self.hot_rows or self.cached_rows or self.row_wise)
-
-    def resolved(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
-        """Returns the same plan, and the task, in which hot rows are tables of their own, and
-        tables in host memory have their caches.
-        """
-        if not self.hot_rows and not self.cached_rows:
-            return self, task
-        tables = {table.name for table in task.tables}
-        for what, parts in (("copies hot", self.hot_rows), ("caches", self.cached_rows)):
-            for name, _ in parts:
-                if name not in tables:
-                    raise PlanError(f"table {name}, of which the plan {what} rows, is not sharded")
-        task = task.with_cached_rows(dict(self.cached_rows))
-        plan = replace(self.with_hot_tables(), cached_rows=())
-        return plan, task.with_hot_rows(dict(self.hot_rows))
-
-    def with_hot_tables(self) -> "ShardingPlan":
-        """Returns the same plan for a model in which hot rows are tables of their own."""
-        copied = (*self.copied, *map(hot_name, self.copied_hot_rows))
-        return replace(self, copied=copied, hot_rows=())
-
-    def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingPlan":
-        """Returns the plan of a task whose `with_hot_rows` this plan is for."""
-        hot_tables = set(map(hot_name, counts))
-        kept = tuple(name for name in self.copied if name not in hot_tables)
-        return replace(self, copied=kept, hot_rows=tuple(counts.items()))
+        return not (self.options or self.row_wise)
 
     @property
     def has_grids(self) -> bool:
@@ -160,50 +160,51 @@ class ShardingPlan:
         names = [p.table for p in self.placements if p.row_blocks > 1]
         return len(names) > len(set(names))
 
-    def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
-        """Returns the blocks of each table that is sharded by rows, in the task's order."""
-        counts, (_, task) = self.row_wise, self.resolved(task)
-        return {t: task.row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
+    def all_options(self) -> dict[str, ShardingOption]:
+        """Returns the options of tables that are not in columns alone, with blocks of rows.
 
-    def on_single_devices(
-        self, task: ShardingTask, reserve: bool = False
-    ) -> tuple["ShardingPlan", ShardingTask]:
-        """Returns the plan of what each device holds alone, and its task.
+        Of a table in several slices of columns, each in blocks of rows (a grid), that of the first.
+        """
+        found = dict(self.options)
+        for each in sorted(self.placements, reverse=True):
+            if each.row_blocks > 1:
+                option = option_of(self.options, each.table)
+                found[each.table] = replace(option, row_blocks=each.row_blocks, first=each.device)
+        return found
 
-        There are no copies, and each block of rows is a table of its own. Of a table with hot rows
-        it has the cold ones.
+    def with_columns(self, columns: "ShardingPlan") -> "ShardingPlan":
+        """Returns this plan with another plan's columns; blocks of rows and copies stay."""
+        blocks = (each for each in self.placements if each.row_blocks > 1)
+        return replace(self, placements=(*columns.placements, *blocks))
+
+    def columns_task(self, task: ShardingTask, reserve: bool = False) -> ShardingTask:
+        """Returns the task of what single devices hold by this plan (`options.columns_task`).
 
         Args:
             task: Task of this plan.
             reserve: Whether the memory of copies is reserved, to plan anew; plans are priced
                 without.
         """
-        if self.hot_rows or self.cached_rows:
-            plan, task = self.resolved(task)
-            return plan.on_single_devices(task, reserve)
-        if self.is_plain:
-            return self, task
-        firsts = {p.table: p.device for p in self.placements if 1 < p.row_blocks < self.num_devices}
-        nodes = None if self.has_grids else firsts
-        rest = task.without(self.copied, reserve).with_row_blocks(self.row_wise, nodes)
-        placements = (
-            Placement(piece.table.name, piece.start, piece.width, device)
-            for piece, device in self.placed(task)
-        )
-        return ShardingPlan(tuple(placements), self.num_devices), rest
+        grids = self.row_wise if self.has_grids else ()
+        return columns_task(task, self.all_options(), grids, reserve)
 
-    def with_ways_of(self, other: "ShardingPlan", task: ShardingTask) -> "ShardingPlan":
-        """Returns this plan of a task `on_single_devices` with another plan's copies and blocks."""
-        blocks = {block.name for held in other.blocks(task).values() for block in held}
-        own = (placement for placement in self.placements if placement.table not in blocks)
-        shared = (placement for placement in other.placements if placement.row_blocks > 1)
-        return replace(other, placements=(*own, *shared))
+    def held_tables(self, task: ShardingTask) -> dict[str, EmbeddingTable]:
+        """Returns the tables whose columns or blocks devices hold, by name."""
+        if not self.options:
+            return {table.name: table for table in task.tables}
+        return {
+            table.name: option_of(self.options, table.name).held(table, task.batch_size)
+            for table in task.tables
+        }
+
+    def blocks(self, task: ShardingTask) -> dict[str, tuple[EmbeddingTable, ...]]:
+        """Returns the blocks of each table that is sharded by rows, in the task's order."""
+        counts, held = self.row_wise, self.held_tables(task)
+        return {n: task.row_blocks(t, counts[n]) for n, t in held.items() if n in counts}
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns pieces with their devices; of a table by rows, pieces of its blocks."""
-        _, task = self.resolved(task)
-        tables = {table.name: table for table in task.tables}
-        found = []
+        tables, found = self.held_tables(task), list[tuple[Piece, int]]()
         for p in self.placements:
             table = tables[p.table]
             held = (table,) if p.row_blocks == 1 else task.row_blocks(table, p.row_blocks)
@@ -215,33 +216,12 @@ class ShardingPlan:
 
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
-        for rule in task.rules:
-            hot = [name for name in self.copied_hot_rows if name in rule.tables]
-            if hot and not rule.allows_hot_rows:
-                raise PlanError(
-                    f"the plan breaks the constraint {rule.name!r}: hot rows of {hot[0]} are "
-                    "copied to all devices"
-                )
-        if self.hot_rows or self.cached_rows:
-            self._check_caches()
-            plan, task = self.resolved(task)
-            plan.check(task)
-            return
         self.check_places(task)
-        widths = self._widths(task)
+        options, widths = self.all_options(), self._widths(task)
+        _refuse(fault_of_options(options, task))
         for rule in task.rules:
-            _refuse(fault_of_rule(rule, widths, self.copied, self.row_wise))
+            _refuse(fault_of_rule(rule, options, widths))
         _refuse(fault_of_memory(self.device_memory(task), task.devices))
-
-    def _check_caches(self) -> None:
-        """Raises PlanError if copies of tables, or of hot rows, are in host memory."""
-        for name, _ in self.cached_rows:
-            if name in self.copied or name in self.copied_hot_rows:
-                what = "hot rows of it are" if name in self.copied_hot_rows else "it is"
-                raise PlanError(
-                    f"table {name} is in host memory, and {what} copied to all devices: take "
-                    "either out of the plan"
-                )
 
     def check_places(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, on a device of the task."""
@@ -266,7 +246,7 @@ class ShardingPlan:
         """
         self._check_devices()
         pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
-        for name in (*(placement.table for placement in self.placements), *self.copied):
+        for name in (*(placement.table for placement in self.placements), *self.options):
             if name not in pieces:
                 raise PlanError(
                     f"table {name} of the plan is not among the {len(tables)} tables that are "
@@ -332,10 +312,8 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        ids = MemoryParts(inputs=task.hot_ids_bytes(dict(self.hot_rows)))
-        plan, task = self.resolved(task)
-        copies = task.copies_memory(plan.copied).plus(ids)
-        held = plan.pieces(task)
+        copies = copies_memory(task, self.options)
+        held = self.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 
     def pieces(self, task: ShardingTask) -> list[list[Piece]]:
@@ -349,14 +327,10 @@ class ShardingPlan:
         """Returns a JSON document with its schema version."""
         placements = [placement.to_json() for placement in self.placements]
         body: dict[str, Any] = {"num_devices": self.num_devices, "placements": placements}
-        if self.copied:
-            body["copied"] = list(self.copied)
-        if self.hot_rows:
-            body["hot_rows"] = dict(self.hot_rows)
+        if self.options:
+            body["options"] = {name: option.to_json() for name, option in self.options.items()}
         if self.replicas is not None:
             body["replicas"] = self.replicas.to_json()
-        if self.cached_rows:
-            body["cached_rows"] = dict(self.cached_rows)
         return PLAN_SCHEMA.stamp(body)
 
     @staticmethod
@@ -365,16 +339,14 @@ class ShardingPlan:
         PLAN_SCHEMA.check(document)
         with documents.fields_of("plan"):
             placements: list[Mapping[str, Any]] = document["placements"]
-            copied = document.get("copied", [])
-            if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
-                raise FieldError("copied", "must be a list of different tables")
+            options = document.get("options", {})
+            if not isinstance(options, dict) or not all(map(_is_object, options.values())):
+                raise FieldError("options", "must give an object by table")
             return ShardingPlan(
                 tuple(map(Placement.from_json, placements)),
                 check_devices(int(document["num_devices"])),
-                tuple(map(str, copied)),
-                _rows_by_table(document, "hot_rows"),
+                {name: ShardingOption.from_json(option) for name, option in options.items()},
                 ReplicaGroups.from_json(document.get("replicas")),
-                _rows_by_table(document, "cached_rows"),
             )
 
     def save(self, path: Path | str) -> None:
@@ -393,8 +365,5 @@ def _refuse(fault: str | None) -> None:
         raise PlanError(fault)
 
 
-def _rows_by_table(document: Mapping[str, Any], field: str) -> tuple[tuple[str, int], ...]:
-    found = document.get(field, {})
-    if not (isinstance(found, dict) and all(type(n) is int for n in found.values())):
-        raise FieldError(field, "must give numbers of rows by table")
-    return tuple(found.items())
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)

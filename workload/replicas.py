@@ -143,8 +143,7 @@ class ReplicaGroups:
 
 def _held(plan: "ShardingPlan", task: ShardingTask) -> Sequence[Any]:
     """Returns the memory of what each device holds alone."""
-    sharded, rest = plan.on_single_devices(task)
-    return sharded.device_memory(rest)
+    return [task.operator.memory(pieces, task.batch_size) for pieces in plan.pieces(task)]
 
 
 def rank_bytes(plan: "ShardingPlan", task: ShardingTask) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ Kind = Literal[
 # These relate the tables of a rule; the others apply to each table.
 _OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
-_OF_SLICES = ("whole", "max_slices", "min_width")  # of columns, which copies do not have
 _OF_WAYS = ("copied", "not_copied", "row_wise", "not_row_wise")
 _WITHOUT_NUMBERS = ("together", "apart", "whole", *_OF_WAYS)
 
@@ -90,66 +89,27 @@ class Rule:
         """Returns whether it says anything of tables that are neither copied nor in blocks."""
         return self.kind not in ("not_copied", "not_row_wise")
 
-    @property
-    def allows_copies(self) -> bool:
-        """Returns whether each device may have a copy of its tables."""
-        return self.kind in ("copied", "not_row_wise", *_OF_SLICES)
-
-    @property
-    def allows_hot_rows(self) -> bool:
-        """Returns whether each device may have copies of hot rows of its tables."""
-        return self.kind in ("row_wise", "not_row_wise", *_OF_SLICES)
-
-    @property
-    def allows_rows(self) -> bool:
-        """Returns whether its tables may be in blocks of rows, with one slice of columns each."""
-        return self.kind in ("row_wise", "not_copied", "min_width")
-
     def without(self, tables: Collection[str]) -> "Rule | None":
         """Returns the rule for other tables than these; None if it says nothing of them."""
         kept = tuple(table for table in self.tables if table not in tables)
         least = 2 if self.kind in _OF_SEVERAL else 1
         return replace(self, tables=kept) if len(set(kept)) >= least else None
 
-    def broken_by(
-        self,
-        widths: Mapping[str, Mapping[int, int]],
-        copied: Collection[str] = (),
-        row_wise: Collection[str] = (),
-    ) -> str | None:
-        """Returns how a plan breaks the rule; None if it keeps it.
+    def broken_by(self, widths: Mapping[str, Mapping[int, int]]) -> str | None:
+        """Returns how columns of tables break the rule; None if they keep it.
 
         Args:
-            widths: Number of columns of each table, by device.
-            copied: Names of tables of which each device has a copy.
-            row_wise: Names of tables that are in blocks of rows.
+            widths: Number of columns by device, of each table of the rule that is in columns.
         """
-        copied = frozenset(copied)
-        tables = [table for table in self.tables if table not in copied]
-        if self.kind == "copied":
-            return f"{tables[0]} is not copied to all devices" if tables else None
-        in_blocks = [table for table in self.tables if table in row_wise]
-        if self.kind == "row_wise":
-            others = [table for table in self.tables if table not in row_wise]
-            return f"{others[0]} is not in blocks of rows" if others else None
-        if in_blocks and not self.allows_rows:
-            return f"{in_blocks[0]} is in blocks of rows"
-        if len(tables) < len(self.tables) and not self.allows_copies:
-            table = next(table for table in self.tables if table in copied)
-            return f"{table} is copied to all devices"
+        tables = [table for table in self.tables if table in widths]
         if self.kind in _OF_WAYS:
             return None
         if self.kind == "together":
             return _not_together(tables, widths)
         if self.kind == "apart":
             return _not_apart(tables, widths)
-        for table in tables:
-            if table in row_wise:  # of full width
-                continue
-            fault = self._broken_by_one(widths[table])
-            if fault is not None:
-                return f"{table} {fault}"
-        return None
+        faults = ((table, self._broken_by_one(widths[table])) for table in tables)
+        return next((f"{table} {fault}" for table, fault in faults if fault is not None), None)
 
     def _broken_by_one(self, widths: Mapping[int, int]) -> str | None:
         if self.kind in _OF_DEVICES:

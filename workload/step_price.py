@@ -75,6 +75,13 @@ class StepPrice:
         return StepPrice.of(objective, task.batch_size, len(task.devices), columns)
 
     @staticmethod
+    def of_plan(task: ShardingTask, plan: ShardingPlan) -> "StepPrice":
+        """Returns the price of what single devices hold by a plan: copies exchange nothing."""
+        columns = float(sum(plan.exchanged_columns(task)))
+        objective = task.objective if columns else replace(task.objective, link=None)
+        return StepPrice.of(objective, task.batch_size, len(task.devices), columns)
+
+    @staticmethod
     def rows(table: "Tensor") -> "StepPrice":
         """Returns a view of prices of tasks side by side, each a row of fields: [tasks, fields]."""
         return StepPrice(*table[..., None].unbind(1))

@@ -8,19 +8,21 @@ from types import MappingProxyType
 from autoshard.workload.errors import FieldError
 from autoshard.workload.options import (
     COLUMN_WISE,
-    DATA_PARALLEL,
     Options,
-    Sharded,
     ShardingOption,
     columns_task,
+    copies_memory,
 )
 from autoshard.workload.packing import pack
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.protocols import Sharder
-from autoshard.workload.rules import Kind
+from autoshard.workload.rules import Kind, Rule
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable, can_be_blocks, hot_name
+from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.ways import WAYS, OptionLimits, Way
+from autoshard.workload.ways.rows import Rows, in_blocks
 
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
 # Of all device memory, for tables and caches where tables are in host memory: what is left lets
@@ -56,20 +58,23 @@ class TableOptions:
         hash_ids: bool = False,
         host_bytes: int = 0,
     ) -> None:
-        self.task, self._ranks = task, len(task.devices)
-        self._may_copy, self._may_have_rows = copies, rows
-        self.hot_rows, self._hash_ids, self._host_bytes = hot_rows, hash_ids, host_bytes
-        everywhere = self.in_blocks(COLUMN_WISE, self._ranks)
-        kinds: Mapping[Kind, ShardingOption] = {"copied": DATA_PARALLEL, "row_wise": everywhere}
-        self.required: dict[str, ShardingOption] = {}
-        for kind, option in kinds.items():
-            for name in self._required(kind):
-                self.required[name] = option
+        self.task, self.hot_rows, self._host_bytes = task, hot_rows, host_bytes
+        self._limits = OptionLimits(task, copies, rows, hot_rows, hash_ids)
+        self._kinds = {table.name: set[Kind]() for table in task.tables}  # of rules
+        for rule in task.rules:
+            for name in rule.tables:
+                self._kinds[name].add(rule.kind)
+        self.required = {
+            name: self._demanded(way, table, rule)
+            for table in task.tables
+            for way in WAYS
+            for rule in task.rules
+            if rule.kind == way.demanded_by and (name := table.name) in rule.tables
+        }
 
     def in_blocks(self, option: ShardingOption, count: int, first: int = 0) -> ShardingOption:
         """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
-        hot_rows = 0 if option.hot_rows is None and self._hash_ids else option.hot_rows
-        return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
+        return in_blocks(option, count, first, self._limits.hash_ids)
 
     def of(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
         """Returns the options of a table, columns first; one if rules leave no other."""
@@ -90,7 +95,7 @@ class TableOptions:
             return columns_task(self.task, options)
         except FieldError:
             copied = [name for name, option in options.items() if option.copied]
-            size = self.task.copies_memory(copied).total
+            size = copies_memory(self.task, options).total
             free = self.task.usable_bytes
             raise PlanError(
                 f"copies of {len(copied)} tables take {format_bytes(size)} on each device, and "
@@ -153,11 +158,16 @@ class TableOptions:
         """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
         tables are in host memory, if they may be.
         """
-        rows, task = self.in_blocks(COLUMN_WISE, self._ranks), self.task
+        task = self.task
+        rows = self.in_blocks(COLUMN_WISE, len(task.devices))
+        may_have_rows = Rows()
+        limits = replace(self._limits, rows=True)
         names = [
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
-            if table.name not in self.required and rows in self._rows_of(table)
+            if table.name not in self.required
+            and self._allows(may_have_rows, table)
+            and rows in may_have_rows.options(table, (), limits)
         ]
         for count in sorted({min(count, len(names)) for count in _COUNTS} - {0}):
             yield {**self.required, **dict.fromkeys(names[:count], rows)}
@@ -197,23 +207,20 @@ class TableOptions:
 
     @cached_property
     def _of_each(self) -> Mapping[str, tuple[ShardingOption, ...]]:
-        rules = self.task.rules
-        kept = {name for rule in rules if not rule.allows_copies for name in rule.tables}
+        limits = replace(self._limits, caches=self._caches)
         found = dict[str, tuple[ShardingOption, ...]]()
         for table in self.task.tables:
-            name, required = table.name, self.required.get(table.name)
-            shared = [COLUMN_WISE] if required is None else [required]
-            if required is None and self._may_have_rows:
-                shared += self._rows_of(table)
-            options = list(shared)
-            if required is None and self._may_copy and self._ranks > 1 and name not in kept:
-                options.append(DATA_PARALLEL)
-            hot, caches = self.hot_rows.get(name, 0), self._caches.get(name, ())
-            if hot and self._may_have_hot_rows(table):
-                options += [replace(o, hot_rows=hot) for o in shared if _cold_fit(table, hot, o)]
-            options += [replace(o, cached_rows=count) for o in shared for count in caches]
-            found[name] = tuple(options)
+            required = self.required.get(table.name)
+            options = [COLUMN_WISE if required is None else required]
+            for way in WAYS:
+                if self._allows(way, table) and (required is None or way.demanded_by is None):
+                    options += way.options(table, options, limits)
+            found[table.name] = tuple(options)
         return found
+
+    def _allows(self, way: Way, table: EmbeddingTable) -> bool:
+        """Whether no rule forbids a table to be sharded in a way."""
+        return not way.forbidden_by & self._kinds[table.name]
 
     @cached_property
     def _caches(self) -> Mapping[str, Sequence[int]]:
@@ -225,56 +232,18 @@ class TableOptions:
                     found.setdefault(name, {})[option.cached_rows] = None
         return {name: tuple(counts) for name, counts in found.items()}
 
-    def _may_have_hot_rows(self, table: EmbeddingTable) -> bool:
-        """Whether each device may have a copy of hot rows of a table."""
-        rules, names = self.task.rules, {table.name for table in self.task.tables}
-        kept = {name for rule in rules if not rule.allows_hot_rows for name in rule.tables}
-        return table.name not in kept and hot_name(table.name) not in names
-
-    @cached_property
-    def _in_columns(self) -> frozenset[str]:
-        """Tables that no rule allows by rows."""
-        rules = self.task.rules
-        return frozenset(name for rule in rules if not rule.allows_rows for name in rule.tables)
-
-    def _rows_of(self, table: EmbeddingTable) -> Sequence[ShardingOption]:
-        """Returns blocks of rows on all devices, and on those of each node."""
-        if table.name in self._in_columns:
-            return ()
-        ranks, nodes = self._ranks, self.task.nodes
-        of_node, found = ranks // nodes, list[ShardingOption]()
-        if ranks > 1 and can_be_blocks(table.rows, ranks):
-            found.append(self.in_blocks(COLUMN_WISE, ranks))
-        if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
-            found += [self.in_blocks(COLUMN_WISE, of_node, n * of_node) for n in range(nodes)]
-        return found
-
-    def _required(self, kind: Kind) -> Sequence[str]:
-        """Returns the tables that rules of a kind name; PlanError if others forbid that."""
-        required = {
-            name: rule for rule in self.task.rules if rule.kind == kind for name in rule.tables
-        }
+    def _demanded(self, way: Way, table: EmbeddingTable, rule: Rule) -> ShardingOption:
+        """Returns the option that a rule demands; PlanError if that cannot be."""
+        name = table.name
         for other in self.task.rules:
-            allows = other.allows_copies if kind == "copied" else other.allows_rows
-            for name in () if allows else other.tables:
-                if name in required:
-                    raise PlanError(
-                        f"the constraints {required[name].name!r} and {other.name!r} cannot be "
-                        f"kept together for table {name}: drop one"
-                    )
-        if kind == "row_wise":
-            for table in self.task.tables:
-                if table.name in required and not (
-                    self._ranks > 1 and can_be_blocks(table.rows, self._ranks)
-                ):
-                    why = f"{table.rows} rows in {self._ranks} even blocks leave a device empty"
-                    raise PlanError(
-                        f"the constraint {required[table.name].name!r} cannot be kept for table "
-                        f"{table.name}: {why if self._ranks > 1 else 'rows need two devices'}"
-                    )
-        return list(required)
-
-
-def _cold_fit(table: EmbeddingTable, hot: int, option: ShardingOption) -> bool:
-    """Whether all blocks of cold rows have some."""
-    return option.row_blocks == 1 or can_be_blocks(table.rows - hot, option.row_blocks)
+            if name in other.tables and other.kind in way.forbidden_by:
+                raise PlanError(
+                    f"the constraints {rule.name!r} and {other.name!r} cannot be kept together for "
+                    f"table {name}: drop one"
+                )
+        try:
+            return way.demanded(table, self._limits)
+        except FieldError as why:
+            raise PlanError(
+                f"the constraint {rule.name!r} cannot be kept for table {name}: {why.problem}"
+            ) from None

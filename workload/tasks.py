@@ -1,7 +1,7 @@
 """Sharding tasks: tables, devices, batch size, operator, rules and objective."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from autoshard.workload import documents
 from autoshard.workload.bounds import MAX_BATCH_SIZE, MAX_DEVICES, MAX_GB
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
-from autoshard.workload.operators import MemoryParts, OperatorOptions
+from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece, check_whole, row_blocks
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
-_HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class ShardingTask:
         operator: Options of the fused operator.
         rules: Rules that plans must keep.
         objective: Cost that plans minimise.
-        beside: Names of tables that are no tables of this task, since each device has a copy
-            (`without`), or a block of rows (`with_row_blocks`).
+        beside: Names of tables that are no tables of this task, since each device has a copy, or a
+            block of rows (`options.columns_task`).
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -134,124 +133,11 @@ class ShardingTask:
         """
         return 0 if self.beside else self.columns
 
-    def without(self, copied: Collection[str], reserve: bool = True) -> "ShardingTask":
-        """Returns the task of the other tables if each device has a copy of these.
-
-        Rules keep to the other tables, of which there may be none.
-
-        Args:
-            copied: Names of tables.
-            reserve: Whether the memory of copies is reserved; plans are priced without.
-
-        Raises:
-            FieldError: A device has no memory for the copies and more.
-        """
-        if not copied:
-            return self
-        names, size = frozenset(copied), self.copies_memory(copied).total if reserve else 0
-        devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
-        tables = tuple(table for table in self.tables if table.name not in names)
-        kept = [rule.without(names) for rule in self.rules]
-        rules = tuple(rule for rule in kept if rule is not None)
-        beside = (*self.beside, *sorted(names))
-        return replace(self, tables=tables, devices=devices, rules=rules, beside=beside)
-
-    def with_row_blocks(
-        self, counts: Mapping[str, int], nodes: Mapping[str, int] | None = None
-    ) -> "ShardingTask":
-        """Returns the task in which blocks of rows take the place of these tables.
-
-        Each block is a table of its own, which is whole and on one device. Other rules keep to the
-        other tables.
-
-        Args:
-            counts: Number of blocks of each table that is sharded by rows.
-            nodes: First device of tables whose blocks are on the devices of one node; by default
-                any.
-        """
-        if not counts:
-            return self
-        firsts = nodes or {}
-        blocks = {t: self.row_blocks(t, counts[t.name]) for t in self.tables if t.name in counts}
-        tables = (part for table in self.tables for part in blocks.get(table, (table,)))
-        kept = [rule.without(counts) for rule in self.rules]
-        pinned, whole = list[Rule](), list[Rule]()
-        for table, held in blocks.items():
-            first, step = firsts.get(table.name), len(held)
-            for number, block in enumerate(held):
-                found = range(number, len(self.devices), step)
-                devices = tuple(found) if first is None else (first + number,)
-                why = f"{table.name}: in blocks of rows"
-                pinned.append(Rule("on", (block.name,), devices, why))
-            # Over fewer devices, blocks may be in slices of columns (a grid).
-            if first is not None or step == len(self.devices):
-                whole.append(Rule("whole", tuple(block.name for block in held)))
-        rules = (*(rule for rule in kept if rule is not None), *pinned, *whole)
-        beside = (*self.beside, *sorted(counts))
-        return replace(self, tables=tuple(tables), rules=rules, beside=beside)
-
     def row_blocks(self, table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
         """Returns a table in `count` blocks of rows on as many of the devices."""
         link = self.objective.link
         share = 1.0 if link is None else link.block_share(len(self.devices), count)
         return row_blocks(table, count, share)
-
-    def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingTask":
-        """Returns the task in which the hot rows of these tables are tables of their own, copied.
-
-        Cold rows keep the table's name and rules.
-
-        Args:
-            counts: Number of hot rows of each table whose cold rows are numbered anew; maybe 0.
-        """
-        if not counts:
-            return self
-        from autoshard.workload.hot_rows import cold_rows, hot_and_cold  # other tasks do without
-
-        tables, hot_tables = list[EmbeddingTable](), list[str]()
-        names, size = {table.name for table in self.tables}, self.hot_ids_bytes(counts)
-        for table in self.tables:
-            if not counts.get(table.name):
-                numbered = table.name in counts
-                tables.append(cold_rows(table, 0, self.batch_size) if numbered else table)
-                continue
-            hot, cold = hot_and_cold(table, counts[table.name], self.batch_size)
-            if hot.name in names:
-                problem = f"of table {table.name} would be table {hot.name}, which there is already"
-                raise FieldError("hot_rows", f"{problem}: rename it")
-            tables += [cold, hot]
-            hot_tables.append(hot.name)
-        if not hot_tables:
-            return replace(self, tables=tuple(tables))
-        copied = Rule("copied", tuple(hot_tables), name="hot rows")
-        devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
-        rules = (*self.rules, copied)
-        return replace(self, tables=tuple(tables), devices=devices, rules=rules)
-
-    def with_cached_rows(self, counts: Mapping[str, int]) -> "ShardingTask":
-        """Returns the task in which these tables are in host memory, of which no device has copies.
-
-        Args:
-            counts: Rows that caches in device memory have room for, of each such table.
-        """
-        if not counts:
-            return self
-        tables = tuple(
-            replace(table, cached_rows=counts[table.name]) if table.name in counts else table
-            for table in self.tables
-        )
-        rule = Rule("not_copied", tuple(counts), name="caches")
-        return replace(self, tables=tables, rules=(*self.rules, rule))
-
-    def hot_ids_bytes(self, counts: Mapping[str, int]) -> int:
-        """Returns the memory on each device in which it finds so many hot rows of tables."""
-        return sum(_HOT_ID_BYTES * table.rows for table in self.tables if counts.get(table.name))
-
-    def copies_memory(self, copied: Collection[str]) -> MemoryParts:
-        """Returns the memory of copies of these tables on each device."""
-        names = frozenset(copied)
-        tables = [table for table in self.tables if table.name in names]
-        return self.operator.copies_memory(tables, self.batch_size, len(self.devices))
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
         """Returns the rules that name this device."""

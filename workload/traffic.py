@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autoshard.workload.operators import WEIGHT_BYTES
+from autoshard.workload.options import option_of
 from autoshard.workload.plans import ShardingPlan
 from autoshard.workload.tasks import ShardingTask
 
@@ -36,12 +37,11 @@ def step_traffic(plan: ShardingPlan, task: ShardingTask) -> list[Traffic]:
 
 
 def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
-    plan, task = plan.resolved(task)
     ranks, nodes, batch = len(task.devices), task.nodes, task.batch_size
     node = ranks // nodes
     near, far = (node - 1) / ranks, (ranks - node) / ranks  # of what goes to each device alike
     crossing = nodes / ranks if nodes > 1 else 0.0  # of the steps of a ring, those between nodes
-    tables = {table.name: table for table in task.tables}
+    tables = plan.held_tables(task)
     for placement in plan.placements:
         table = tables[placement.table]
         lengths = _LENGTH_BYTES * table.features * placement.row_blocks  # to each block
@@ -57,7 +57,11 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
             reduced = sums * (placement.row_blocks - 1)  # in the node, then sent to others
             yield Traffic("partial sums of rows", reduced, sums * far)
     weight_bytes = WEIGHT_BYTES[task.operator.weights]
-    for name in plan.copied:
-        table = tables[name]
+    copies = (
+        copy
+        for table in task.tables
+        for copy in option_of(plan.options, table.name).copies(table, batch)
+    )
+    for table in copies:
         passed = 2 * (ranks - 1) * weight_bytes * table.rows * table.dim
         yield Traffic("gradients of copies", passed * (1 - crossing), passed * crossing)

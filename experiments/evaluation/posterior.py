@@ -66,9 +66,8 @@ class Pricing(NamedTuple):
         """
         found = {}
         for plan in plans:
-            sharded, rest = plan.on_single_devices(task)
-            columns = np.array(sharded.exchanged_columns(rest))
-            exchange_ms = float(StepPrice.of_task(rest).exchange_stage(columns).max())
+            columns = np.array(plan.exchanged_columns(task))
+            exchange_ms = float(StepPrice.of_plan(task, plan).exchange_stage(columns).max())
             found[digests_of(task, plan)] = exchange_ms + common_ms(task, plan)
         return Pricing(task.objective, found)
 

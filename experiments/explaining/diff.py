@@ -7,9 +7,10 @@ from typing import Any
 
 from autoshard.cost_model import StepPrediction
 from autoshard.experiments.explaining.plan_report import ReportPart, format_columns, new_table
-from autoshard.workload import ShardingTask
+from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.moves import Move, Traffic, moved_bytes, traffic_of
+from autoshard.workload.ways import WAYS
 
 DIFF_SCHEMA = Schema("autoshard.plan_diff", 1)
 _MB, _GB = 1e6, 1e9  # decimal, as for links
@@ -154,3 +155,15 @@ def _format(prediction: StepPrediction) -> str:
 
 def _prediction_json(prediction: StepPrediction) -> dict[str, Any]:
     return {"expected_ms": prediction.expected_ms, "interval_90_ms": list(prediction.interval_ms)}
+
+
+def changes_of_options(old: ShardingPlan, new: ShardingPlan) -> dict[str, tuple[int, int]]:
+    """Returns how many tables come to be sharded in each way, and how many no longer are."""
+    found = dict[str, tuple[int, int]]()
+    for way in WAYS:
+        was, now = (
+            {name for name, option in plan.all_options().items() if way.taken_by(option)}
+            for plan in (old, new)
+        )
+        found[way.name] = len(now - was), len(was - now)
+    return found

@@ -139,9 +139,10 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     if table.name in plan.copied:
         return "all devices"
     placements = [p for p in plan.placements if p.table == table.name]
-    hot = dict(plan.hot_rows).get(table.name)
+    hot = plan.hot_rows.get(table.name)
     if hot is not None:
-        cold = _devices(table, replace(plan, hot_rows=()), task)
+        without = {n: o for n, o in plan.options.items() if n != table.name}
+        cold = _devices(table, replace(plan, options=without), task)
         return f"{hot:,} hot rows: all devices; others: {cold}" if hot else f"hashed ids: {cold}"
     if table.name in plan.row_wise:
         return "by rows: " + ", ".join(

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import numpy as np
 from rich.table import Table
 
 from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
@@ -16,15 +15,12 @@ from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
-from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import hot_name
+from autoshard.workload.ways import WAYS
 
 ReportPart = str | Table  # a line of text, or a table
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
-_SHOWN = 3  # names of tables
-_UNEVEN = 1.1  # lookups of a block over its even share that are worth a line
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -90,104 +86,14 @@ def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]
 
 def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields what a plan changes in training, beside where tables are."""
-    if plan.copied:
-        size = format_bytes(task.copies_memory(plan.copied).total)
-        yield (
-            f"copied to all devices (data-parallel): {len(plan.copied)} of {len(task.tables)} "
-            f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
-            "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
-        )
-    if plan.copied_hot_rows:
-        yield from _hot_rows(plan, task)
-    if hashed := [name for name, count in plan.hot_rows if not count]:
-        yield (
-            f"rows numbered by a hash of their ids: {len(hashed)} of {len(task.tables)} tables, "
-            f"{_named(hashed)}, whose blocks get equal shares of lookups whatever the order of "
-            "ids: make the model's collections by with_hot_rows"
-        )
-    if plan.cached_rows:
-        yield from _in_host_memory(plan, task)
-    if plan.row_wise:
-        yield (
-            f"row-wise (in blocks of rows): {len(plan.row_wise)} of {len(task.tables)} tables, "
-            f"{_named([*plan.row_wise])}: the fused optimizer trains them (constraint ways: "
-            "[table_wise, column_wise, data_parallel] forbids rows)"
-        )
-        yield from _use_of_blocks(plan, task)
+    for way in WAYS:
+        yield from way.notes(plan, task)
     dims = {table.name: table.dim for table in task.tables}
     split = len({p.table for p in plan.placements if p.width < dims[p.table]})
     if split and task.operator.optimizer == "rowwise_adagrad":
         yield (
             f"split by columns: {split} tables, of which row-wise Adagrad keeps a state for each "
             "slice, so that they train slightly differently"
-        )
-
-
-def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
-    """Yields which tables have hot rows, and how many lookups these get."""
-    tables, counts = {table.name: table for table in task.tables}, plan.copied_hot_rows
-    _, apart = plan.resolved(task)
-    size = format_bytes(apart.copies_memory([hot_name(name) for name in counts]).total)
-    cold = {table.name: table.pooling_factor for table in apart.tables}
-    lookups = sum(tables[name].pooling_factor for name in counts)
-    share = 1 - sum(cold[name] for name in counts) / lookups if lookups else 0.0
-    profiled = all(tables[name].access is not None for name in counts)
-    known = "" if profiled else " (estimated: profile_tables.py counts them)"
-    yield (
-        f"hot rows copied to all devices: {sum(counts.values()):,} of {len(counts)} tables, {size} "
-        f"on each, {_named(list(counts))}, with {share:.0%} of their lookups{known}: make the "
-        "model's collections by with_hot_rows and the file of --hot-ids; the optimizer of the "
-        "dense layers must train them"
-    )
-
-
-def _in_host_memory(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
-    """Yields which tables are in host memory, and what their caches hold."""
-    from autoshard.workload.caches import lfu_hits  # other plans do without
-
-    counts = dict(plan.cached_rows)
-    tables = [table for table in task.tables if table.name in counts]
-    found = [
-        lfu_hits(table, np.array([counts[table.name]], float), task.batch_size) for table in tables
-    ]
-    used, held = sum(distinct for distinct, _ in found), sum(float(hits[0]) for _, hits in found)
-    size = format_bytes(max(plan.host_bytes(task)))
-    yield (
-        f"in host memory: {len(counts)} of {len(task.tables)} tables, at most {size} for a device, "
-        f"{_named(list(counts))}; caches on devices have {sum(counts.values()):,} of their "
-        f"{sum(table.rows for table in tables):,} rows, and {held / used if used else 1:.1%} of "
-        "the rows that a batch uses (kernels fused_uvm_caching and fused_uvm, never measured here)"
-    )
-
-
-def _named(tables: Sequence[str]) -> str:
-    """Returns the first few names."""
-    more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
-    return ", ".join(tables[:_SHOWN]) + more
-
-
-def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
-    """Yields which row-wise tables have unevenly used blocks, and of which that is not known."""
-    hot = dict(plan.hot_rows)  # whose other rows are spread
-    row_wise = {t: blocks for t, blocks in plan.blocks(task).items() if t.name not in hot}
-    unknown = [table.name for table in row_wise if table.access is None]
-    if unknown:
-        yield (
-            f"  blocks of {_named(unknown)} are taken to get equal shares of lookups: if ids are "
-            "sorted by use, the first device gets most (profile_tables.py counts them, --hash-ids "
-            "spreads them)"
-        )
-    uneven = {}
-    for table, blocks in row_wise.items():
-        if table.access is not None and table.pooling_factor:
-            busiest = max(block.pooling_factor for block in blocks)
-            uneven[table.name] = busiest * len(blocks) / table.pooling_factor
-    if uneven and max(uneven.values()) > _UNEVEN:
-        name = max(uneven, key=lambda name: uneven[name])
-        yield (
-            f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
-            "with --hot-ids of profile_tables.py and shard.py a plan copies its most used rows "
-            "and spreads the others where that pays; --hash-ids of shard.py spreads all"
         )
 
 

@@ -82,9 +82,8 @@ def _named(ranks: range) -> str:
 
 
 def _exchange_ms(plan: ShardingPlan, task: ShardingTask) -> float:
-    sharded, rest = plan.on_single_devices(task)
-    columns = np.array(sharded.exchanged_columns(rest))
-    return float(StepPrice.of_task(rest).exchange_stage(columns).max())
+    columns = np.array(plan.exchanged_columns(task))
+    return float(StepPrice.of_plan(task, plan).exchange_stage(columns).max())
 
 
 def choose_replicas(

@@ -14,6 +14,7 @@ from torchrec.distributed.sharding_plan import placement
 from autoshard.integration.models.bags import BagTable, bag_tables, name_of
 from autoshard.integration.models.names import device_type_here
 from autoshard.integration.plans.slower_memory import cache_of, kernel_of
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, hot_name, rows_of_block
@@ -77,16 +78,16 @@ def plan_of_tables(
 ) -> torchrec.ShardingPlan:
     """Returns the same for these tables of a model."""
     check_hot_rows(plan, tables)
-    plan = plan.with_hot_tables()
+    plan = with_hot_tables(plan)
     ranks = _world_size(world_size, plan)
     device = device_type or device_type_here()
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
     pieces = pieces_of(plan, tables, ranks)
     types = sharding_types(pieces, tables, ranks)
-    cached = dict(plan.cached_rows)
+    cached = plan.cached_rows
     if cached and device == "cpu":
         raise PlanError(
-            f"the plan keeps table {plan.cached_rows[0][0]} in host memory with a cache on its "
+            f"the plan keeps table {next(iter(cached))} in host memory with a cache on its "
             "device, which TorchRec has for GPUs alone: make a plan without --host-memory-gb"
         )
     for name, table in tables.items():
@@ -102,9 +103,19 @@ def plan_of_tables(
     return torchrec.ShardingPlan(dict(modules))
 
 
+def with_hot_tables(plan: ShardingPlan) -> ShardingPlan:
+    """Returns the plan for a model in which hot rows are tables of their own, which are copied."""
+    options = dict[str, ShardingOption]()
+    for name, option in plan.options.items():
+        options[name] = replace(option, hot_rows=None)
+        if option.hot_rows:
+            options[hot_name(name)] = DATA_PARALLEL
+    return replace(plan, options=options)
+
+
 def check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
     """Raises PlanError unless the model has the hot rows of a plan."""
-    for name, count in plan.hot_rows:
+    for name, count in plan.hot_rows.items():
         if not count and name in tables and not tables[name].has_hashed_ids:
             raise PlanError(
                 f"the plan numbers rows of table {name} by a hash of their ids, and the model does "
@@ -295,7 +306,7 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
         PlanError: A table is neither sharded by columns or even blocks of rows in a fused kernel,
             in device or host memory, nor copied to all ranks, or it is not in the task.
     """
-    placements, copied, cached = [], [], {}
+    placements, options = list[Placement](), dict[str, ShardingOption]()
     rows = {table.name: table.rows for table in task.tables}
     ranks = len(task.devices)
     for path, module in plan.plan.items():
@@ -304,14 +315,13 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
         for parameter, sharding in module.items():
             name = name_of(path, parameter)
             if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
-                copied.append(name)
+                options[name] = DATA_PARALLEL
             else:
                 placements.extend(placements_of(name, sharding))
                 if sharding.compute_kernel != FUSED:
-                    cached[name] = _cached_rows(sharding, rows.get(name, 0))
-    ours = ShardingPlan(
-        tuple(sorted(placements)), ranks, tuple(copied), cached_rows=tuple(cached.items())
-    )
+                    cached = _cached_rows(sharding, rows.get(name, 0))
+                    options[name] = ShardingOption(cached_rows=cached)
+    ours = ShardingPlan(tuple(sorted(placements)), ranks, options)
     for piece in ours.placements:
         if piece.device >= ranks:
             raise PlanError(

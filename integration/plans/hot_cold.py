@@ -292,7 +292,7 @@ def with_hot_rows(
         UserError: A table of the plan is not in the model, or its ids are not known.
     """
     tables, by_path = bag_tables(model), dict[str, dict[str, torch.Tensor]]()
-    for name, count in plan.hot_rows:
+    for name, count in plan.hot_rows.items():
         if name not in tables:
             raise UserError(f"table {name}, which has hot rows in the plan, is not in the model")
         config = tables[name].config

@@ -30,6 +30,7 @@ from autoshard.integration.plans.conversion import (
     parts_of,
     pieces_of,
     sharding_types,
+    with_hot_tables,
 )
 from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import UserError
@@ -138,7 +139,7 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         """Returns our plan as options; PlannerError if a rank has too little storage."""
         plan = self._plan(storage_constraint)
         check_hot_rows(plan, self._tables)
-        plan = plan.with_hot_tables()
+        plan = with_hot_tables(plan)
         pieces = pieces_of(plan, self._tables, self._topology.world_size)
         types = sharding_types(pieces, self._tables, self._topology.world_size)
         made = []

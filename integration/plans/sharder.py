@@ -24,6 +24,7 @@ from autoshard.integration.models.names import DATA_TYPES, device_type_here, loo
 from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED, placements_of
 from autoshard.sharders.context import SharderContext
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
+from autoshard.workload.options import DATA_PARALLEL
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable, can_be_blocks
@@ -82,7 +83,7 @@ class TorchRecSharder:
                     copied.append(named[name].name)
                 else:
                     placements += placements_of(named[name].name, sharding)
-        ours = ShardingPlan(tuple(sorted(placements)), ranks, tuple(copied))
+        ours = ShardingPlan(tuple(sorted(placements)), ranks, dict.fromkeys(copied, DATA_PARALLEL))
         try:
             ours.check(task)
         except PlanError as fault:

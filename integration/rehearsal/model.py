@@ -116,9 +116,8 @@ def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> Shard
     """Returns the plan with the names that the tables have in the model."""
     names = in_model(tables)
     placements = (replace(placement, table=names[placement.table]) for placement in plan.placements)
-    copied = tuple(names[table] for table in plan.copied)
-    hot_rows = tuple((names[table], count) for table, count in plan.hot_rows)
-    return replace(plan, placements=tuple(placements), copied=copied, hot_rows=hot_rows)
+    options = {names[table]: option for table, option in plan.options.items()}
+    return replace(plan, placements=tuple(placements), options=options)
 
 
 def fill(

@@ -9,6 +9,7 @@ from autoshard.workload import Device, Objective, PlanError, ShardingTask, load_
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.gpu_memory import SORT_BYTES
 from autoshard.workload.operators import INDEX_BYTES, OperatorOptions
+from autoshard.workload.options import ShardingOption, columns_task
 from bench.metric import Metric
 from bench.workbench import say
 
@@ -56,8 +57,9 @@ def _steps(task: ShardingTask, share: float) -> tuple[float, float]:
     for part in _OF_SHARE:
         counts = {table.name: int(part * share * table.rows) for table in task.tables}
         with suppress(PlanError):
-            plan = make_sharder("autoshard", context).shard(task.with_cached_rows(counts))
-            plan = replace(plan, cached_rows=tuple(counts.items()))
+            options = {name: ShardingOption(cached_rows=n) for name, n in counts.items()}
+            plan = make_sharder("autoshard", context).shard(columns_task(task, options))
+            plan = replace(plan, options={**plan.options, **options})
             plan.check(task)
             even_ms.append(context.costs.step_ms(plan, task))
     return context.costs.step_ms(planned, task), min(even_ms)

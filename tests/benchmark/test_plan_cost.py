@@ -33,6 +33,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import ShardingOption
 from autoshard.workload.step_price import StepPrice
 
 A, B = EmbeddingTable("a", 100, 16, 1.0), EmbeddingTable("b", 100, 8, 1.0)
@@ -178,6 +179,8 @@ def test_samples_are_split_as_evenly_as_it_goes() -> None:
 def test_tables_in_host_memory_are_not_measured() -> None:
     table = EmbeddingTable("a", 1_000, 16, 2.0)
     task = ShardingTask((table,), Device.uniform(1, 2**20), 64)
-    plan = replace(ShardingPlan.table_wise(task, [0]), cached_rows=(("a", 100),))
+    plan = replace(
+        ShardingPlan.table_wise(task, [0]), options={"a": ShardingOption(cached_rows=100)}
+    )
     with pytest.raises(MeasurementError, match="table a is in host memory, and shards are meas"):
         measure_plan(plan, task, cast("BenchmarkPool", None))  # before the pool is asked

@@ -11,12 +11,10 @@ from autoshard.workload import Device, Link, Network, Objective, Piece, Sharding
 from autoshard.workload.options import (
     COLUMN_WISE,
     DATA_PARALLEL,
-    Sharded,
     ShardingOption,
     blocks_of,
-    options_of,
-    plan_of,
 )
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.tables import can_be_split, halves
 
 BATCH = 4096
@@ -53,20 +51,27 @@ def test_the_price_of_options_is_that_of_the_plan(name: str, link: str) -> None:
                 whole = option.held(table, BATCH).whole()
                 pieces = halves(whole) if can_be_split(whole) and rng.random() < 0.5 else [whole]
                 placed += [(piece, int(rng.integers(4))) for piece in pieces]
-        plan = plan_of(task, options, placed)
+        plan = Sharded(placed, options).plan(task)
         plan.check(task)
-        assert options_of(plan) == options
+        assert plan.all_options() == options
         assert Sharded.of(plan, task).plan(task) == plan
         parts = {(piece.table.name, device): piece.table.features for piece, device in placed}
         splits = sum(parts.values()) - sum(table.features for table in columns)
-        found = price.ms(price.loads_of(options), splits)
-        assert found == pytest.approx(oracle.common_ms(task, plan), rel=1e-9, abs=1e-12)
+        whole, loads = price.loads_of({}), np.zeros(0)
+        loads = whole + sum(
+            price.loads(name, option) - price.loads(name, COLUMN_WISE)
+            for name, option in options.items()
+        )
+        assert price.loads_of(options) == pytest.approx(loads, abs=1e-9)
+        assert price.ms(loads, splits) == pytest.approx(
+            oracle.common_ms(task, plan), rel=1e-9, abs=1e-12
+        )
 
 
 def test_blocks_of_rows_have_the_devices_of_the_plan() -> None:
     task = ShardingTask(tuple(TABLES), Device.uniform(4, 10**12), BATCH)
     table, option = TABLES[0], ShardingOption(row_blocks=4)
-    plan = plan_of(task, {table.name: option}, [(t.whole(), 0) for t in TABLES[1:]])
+    plan = Sharded([(t.whole(), 0) for t in TABLES[1:]], {table.name: option}).plan(task)
     blocks = blocks_of(task, table, option)
     assert blocks == [pair for pair in plan.placed(task) if pair[0].table.name not in
                       {t.name for t in TABLES}]  # fmt: skip

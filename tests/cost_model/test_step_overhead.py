@@ -17,6 +17,7 @@ from autoshard.cost_model import (
     save_model,
     slowest_by_phase,
 )
+from autoshard.cost_model.common_price import CommonPrice
 from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, fit_rows, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
 from autoshard.cost_model.way_overheads import (
@@ -36,6 +37,7 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption, columns_task
 from autoshard.workload.rules import Rule
 
 OVERHEAD = StepOverhead(
@@ -82,7 +84,7 @@ def test_a_device_takes_its_operator_and_what_comes_with_its_load(model: CostMod
 def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(model.for_objective(STEP), 1024)
     for plan in islice(random_plans(task, seed=1), 3):
-        splits = splits_of(task, plan.placed(task))
+        splits = splits_of(plan.placed(task))
         of_splits = OVERHEAD.split_cost(task.columns, 1024, 3).ms(splits)
         assert oracle.common_ms(task, plan) - oracle.common_ms(task) == pytest.approx(of_splits)
         cost = oracle.plan_cost(plan, task)
@@ -116,18 +118,29 @@ def test_inputs_come_over_the_link_before_the_forward_pass(model: CostModel) -> 
 
 
 def all_copied(task: ShardingTask) -> ShardingPlan:
-    return ShardingPlan((), len(task.devices), tuple(table.name for table in task.tables))
+    names = (table.name for table in task.tables)
+    return ShardingPlan((), len(task.devices), dict.fromkeys(names, DATA_PARALLEL))
+
+
+def beside_copies_and_rows(task: ShardingTask, plan: ShardingPlan) -> float:
+    """What all devices bear by a plan, but for what copies and rows themselves take."""
+    without = replace(OVERHEAD, copies=CopyOverhead(0, 0, 0, 0, 0), rows=RowOverhead(0, 0))
+    return CommonPrice(without, task).plan_ms(plan)
 
 
 def test_hot_rows_add_copies_and_the_telling_apart(model: CostModel, copying: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(copying, 1024)
-    plan = replace(next(random_plans(task)), hot_rows=((task.tables[0].name, 50),))
-    apart, two = plan.resolved(task)
-    (hot,) = (table for table in two.tables if table.name in apart.copied)
-    telling_ms = HOT_OVERHEAD.ms(task, {task.tables[0].name: 50})
+    table, option = task.tables[0], ShardingOption(hot_rows=50)
+    plan = next(random_plans(task))
+    # As if hot rows were a table of their own, which is copied.
+    (hot,), cold = option.copies(table, 1024), option.held(table, 1024)
+    two = replace(task, tables=(cold, hot, *task.tables[1:]))
+    apart = replace(plan, options={hot.name: DATA_PARALLEL})
+    plan = replace(plan, options={table.name: option})
+    telling_ms = HOT_OVERHEAD.ms(task, {table.name: 50})
     assert telling_ms > 0
     assert oracle.step_ms(plan, task) == pytest.approx(oracle.step_ms(apart, two) + telling_ms)
-    assert oracle.common_ms(task, plan) - OVERHEAD.ordering_ms(two, apart) == pytest.approx(
+    assert oracle.common_ms(task, plan) - beside_copies_and_rows(two, apart) == pytest.approx(
         telling_ms + COPIES.start_ms + COPIES.each_ms(two, [hot])[0]
     )
     found = StepPredictor(oracle, task).of(plan)
@@ -180,7 +193,7 @@ def test_coefficients_are_found_again() -> None:
             passes = np.stack(
                 [OVERHEAD.in_training(*each) for each in zip(alone, loads, strict=True)]
             )
-            splits = splits_of(task, plan.placed(task))
+            splits = splits_of(plan.placed(task))
             common_ms = OVERHEAD.common_ms(task, splits)
             rest_ms = replace(OVERHEAD, shared_lookup_ns=0.0).common_ms(task, splits)
             common = np.tile([common_ms - rest_ms, rest_ms], (ranks, 1))
@@ -208,18 +221,19 @@ def test_another_machine_takes_as_much_longer_as_its_reference() -> None:
         assert overhead.in_training(operators_ms, loads) == pytest.approx(together)
     task = task_of()
     names = [table.name for table in task.tables]
+    copied = dict.fromkeys(names[:4], DATA_PARALLEL)
     plans = [
         ShardingPlan.table_wise(task, [n % 3 for n in range(12)]),
         next(iter(random_plans(task, 0))),  # with splits
-        replace(ShardingPlan.table_wise(task.without(names[:4]), [0] * 8), copied=tuple(names[:4])),
+        replace(ShardingPlan.table_wise(columns_task(task, copied), [0] * 8), options=copied),
     ]
     for plan in plans:
-        found = [each.plan_ms(task, plan) - STEP.dense_ms for each in (known, slow)]
+        found = [CommonPrice(each, task).plan_ms(plan) - STEP.dense_ms for each in (known, slow)]
         assert found[1] == pytest.approx(2.5 * found[0])
     assert slow.of_rows.ms(task, {names[0]: 3}, ()) == pytest.approx(
         2.5 * rows.ms(task, {names[0]: 3}, ())
     )
-    assert splits_of(task, plans[1].placed(task)) > 0
+    assert splits_of(plans[1].placed(task)) > 0
     assert slow.at_level(level).rates == pytest.approx(known.rates)
     assert StepOverhead.from_json(slow.to_json()) == slow
     assert known.at_level(None) is known
@@ -239,7 +253,7 @@ def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel)
     for overhead in (free, each, first):
         oracle = EstimatedCosts(replace(model, overhead=overhead).for_objective(STEP), 1024)
         plan = make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
-        splits.append(splits_of(task, plan.placed(task)))
+        splits.append(splits_of(plan.placed(task)))
         whole = LocalSearchSharder(oracle, split=False).shard(task)
         assert oracle.step_ms(plan, task) <= oracle.step_ms(whole, task) * (1 + 1e-3)
     assert splits[0] > 0
@@ -256,7 +270,7 @@ def copying_plan(task: ShardingTask, count: int, seed: int = 0) -> ShardingPlan:
     copied = [table.name for table in task.tables[:count]]
     plan = next(random_plans(task, seed))
     kept = tuple(each for each in plan.placements if each.table not in copied)
-    return ShardingPlan(kept, plan.num_devices, tuple(copied))
+    return ShardingPlan(kept, plan.num_devices, dict.fromkeys(copied, DATA_PARALLEL))
 
 
 def test_copies_cost_the_same_on_all_devices_by_hand() -> None:
@@ -269,7 +283,7 @@ def test_copies_cost_the_same_on_all_devices_by_hand() -> None:
             6.0 * lookups + 0.2 * lookups * table.dim + 1.0 * 256 * table.dim + 1.8 * weights
         )
         by_hand += 1e3 * 2 * 3 / 4 * 4 * weights / 1e9  # each rank sends three quarters twice
-    assert COPIES.ms(task, [first.name, second.name]) == pytest.approx(by_hand)
+    assert COPIES.ms(task, [first, second]) == pytest.approx(by_hand)
     assert COPIES.ms(task, []) == 0
 
 
@@ -279,8 +293,8 @@ def test_a_plan_with_copies_costs_the_others_plan_and_the_copies(
 ) -> None:
     task, oracle = task_of(), EstimatedCosts(copying, 1024)
     plan = copying_plan(task, count)
-    sharded, rest = plan.on_single_devices(task)
-    copies_ms = COPIES.ms(task, plan.copied)
+    sharded, rest = replace(plan, options={}), plan.columns_task(task)
+    copies_ms = COPIES.ms(task, task.tables[:count])
     step_ms = oracle.step_ms(plan, task)
     # Beside copies all outputs are put in order once, whether others are split or not.
     ordered = task.columns if rest.tables else 0
@@ -315,16 +329,19 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
     for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
         task = replace(task_of(seed, ranks, batch_size), objective=Objective())
         for plan in islice(copying_plans(random_plans(task, seed), task, rng), 6):
-            sharded, rest = plan.on_single_devices(task)
             loads = np.stack([
                 loads_of(() if shard is None else shard.pieces, batch_size)
-                for shard in sharded.shards(rest)
+                for shard in plan.shards(task)
             ])  # fmt: skip
             alone = loads[:, -1:] * rng.uniform(1, 30, (ranks, 2))
             each = zip(alone, loads, strict=True)
             passes = np.stack([OVERHEAD.in_training(*one) for one in each])
-            common_ms = OVERHEAD.ordering_ms(task, plan)
-            step_ms = passes.max(0).sum() + common_ms + COPIES.ms(task, plan.copied)
+            common_ms = beside_copies_and_rows(task, plan)
+            step_ms = (
+                passes.max(0).sum()
+                + common_ms
+                + COPIES.ms(task, [table for table in task.tables if table.name in plan.copied])
+            )
             rehearsed.append(RehearsedPlan(task, plan, np.hstack([passes, passes]), step_ms))
             operators.append(alone)
     found = fit_copies(OVERHEAD, rehearsed, operators).copies
@@ -357,15 +374,14 @@ def test_coefficients_of_rows_are_found_again(tmp_path: Path, copying: CostModel
     for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
         task = replace(task_of(seed, ranks, batch_size), objective=Objective())
         for plan in islice(row_wise_plans(random_plans(task, seed), task, rng), 6):
-            sharded, flat = plan.on_single_devices(task)
             loads = np.stack([
                 loads_of(() if shard is None else shard.pieces, batch_size)
-                for shard in sharded.shards(flat)
+                for shard in plan.shards(task)
             ])  # fmt: skip
             alone = loads[:, -1:] * rng.uniform(1, 30, (ranks, 2))
             each = zip(alone, loads, strict=True)
             passes = np.stack([OVERHEAD.in_training(*one) for one in each])
-            step_ms = passes.max(0).sum() + known.plan_ms(task, plan)
+            step_ms = passes.max(0).sum() + CommonPrice(known, task).plan_ms(plan)
             rehearsed.append(RehearsedPlan(task, plan, np.hstack([passes, passes]), step_ms))
             operators.append(alone)
     found = fit_rows(OVERHEAD, rehearsed, operators).rows
@@ -395,7 +411,7 @@ def test_without_columns_there_are_no_all_to_alls(copying: CostModel) -> None:
     linked = replace(task_of(), objective=replace(STEP, link=Link(1e9, 1e-3)))
     oracle = EstimatedCosts(copying, 1024)
     plan = copying_plan(linked, len(linked.tables))
-    step_ms = OVERHEAD.shared_ms + STEP.dense_ms + COPIES.ms(linked, plan.copied)
+    step_ms = OVERHEAD.shared_ms + STEP.dense_ms + COPIES.ms(linked, linked.tables)
     assert oracle.step_ms(plan, linked) == pytest.approx(step_ms)
     assert oracle.plan_cost(plan, linked).step_ms == pytest.approx(step_ms)
     assert StepPredictor(oracle, linked).of(plan).interval_ms == pytest.approx([step_ms] * 2)
@@ -410,7 +426,10 @@ def test_what_is_not_known_of_copies_is_in_the_interval_and_cancels_between_plan
     task = task_of()
     plan = copying_plan(task, len(task.tables))
     predictor = StepPredictor(EstimatedCosts(model, 1024), task)
-    found, copies_ms = predictor.of(plan), COPIES.ms(task, plan.copied)
+    found, copies_ms = (
+        predictor.of(plan),
+        COPIES.ms(task, [table for table in task.tables if table.name in plan.copied]),
+    )
     low, high = found.interval_ms
     assert high - low == pytest.approx(2 * 1.645 * 0.1 * copies_ms, rel=0.2)
     assert found.drawn_ms.mean() == pytest.approx(found.expected_ms, rel=0.03)

@@ -23,6 +23,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import ShardingOption
 from autoshard.workload.profiling.profiler import TableProfiler
 from autoshard.workload.profiling.sources import ParquetData
 
@@ -129,6 +130,6 @@ def test_bad_input_ends_in_a_line(config: DriftConfig, tmp_path: Path) -> None:
             replace(config, task=tmp_path / "more.json", plan=tmp_path / "more_plan.json")
         )
     plan = ShardingPlan.load(config.plan)
-    replace(plan, hot_rows=(("a", 5),)).save(tmp_path / "hot.json")
+    replace(plan, options={"a": ShardingOption(hot_rows=5)}).save(tmp_path / "hot.json")
     with pytest.raises(UserError, match="has hot rows: name their ids with --hot-ids"):
         check_drift.main(replace(config, plan=tmp_path / "hot.json"))

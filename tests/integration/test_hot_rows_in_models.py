@@ -26,6 +26,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 
 ROWS = {"user": 90, "item": 60, "shop": 40}
 FEATURES = {"user": ["user"], "item": ["clicked", "bought"], "shop": ["shop"]}
@@ -63,7 +64,7 @@ class Model(nn.Module):
 def plan_of(**hot_rows: int) -> ShardingPlan:
     placements = tuple(Placement(f"bags.{name}", 0, 8, n % 2) for n, name in enumerate(ROWS))
     return ShardingPlan(
-        placements, 2, hot_rows=tuple((f"bags.{name}", n) for name, n in hot_rows.items())
+        placements, 2, {f"bags.{name}": ShardingOption(hot_rows=n) for name, n in hot_rows.items()}
     )
 
 
@@ -178,10 +179,10 @@ def test_plans_place_both_parts() -> None:
     (module,) = to_torchrec(plan, changed, 2, "cpu").plan.values()
     assert module["user_hot"].sharding_type == "data_parallel"
     assert module["user"].sharding_type == "table_wise"
-    task = ShardingTask(before.tables, Device.uniform(2, 2**30), 8).with_hot_rows({"bags.user": 2})
+    task = ShardingTask(after.tables, Device.uniform(2, 2**30), 8)
     read = from_torchrec(to_torchrec(plan, changed, 2, "cpu"), task)
-    assert read.with_hot_rows({"bags.user": 2}).by_table() == plan.by_table()
-    assert read.with_hot_rows({"bags.user": 2}).hot_rows == plan.hot_rows
+    assert read.by_table() == plan.by_table()
+    assert read.options == {"bags.user_hot": DATA_PARALLEL}
     with pytest.raises(PlanError, match=r"has 3 hot rows of table bags\.user, and the model 2"):
         to_torchrec(plan_of(user=3), changed, 2, "cpu")
 
@@ -189,7 +190,7 @@ def test_plans_place_both_parts() -> None:
 def test_a_model_that_is_a_collection_is_replaced() -> None:
     bags = Model().bags
     plan = ShardingPlan(
-        tuple(Placement(name, 0, 8, 0) for name in ROWS), 1, hot_rows=(("user", 1),)
+        tuple(Placement(name, 0, 8, 0) for name in ROWS), 1, {"user": ShardingOption(hot_rows=1)}
     )
     changed = with_hot_rows(bags, plan, HOT)
     assert isinstance(changed, HotCold)
@@ -262,7 +263,7 @@ def collection(*tables: tuple[str, str]) -> EmbeddingBagCollection:
 def test_tables_that_cannot_have_hot_rows_end_in_one_line(
     tables: list[tuple[str, str]], count: int, fault: str
 ) -> None:
-    plan = ShardingPlan((Placement("item", 0, 8, 0),), 1, hot_rows=(("item", count),))
+    plan = ShardingPlan((Placement("item", 0, 8, 0),), 1, {"item": ShardingOption(hot_rows=count)})
     with pytest.raises(UserError, match=fault):
         with_hot_rows(collection(*tables), plan, {"item": torch.arange(9)})
 

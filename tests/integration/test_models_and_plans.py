@@ -46,6 +46,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 
 META = torch.device("meta")
 REUSE = 17
@@ -387,7 +388,7 @@ def test_a_plan_that_does_not_fit_the_model_or_the_ranks_is_refused(
 
 
 def test_copies_are_data_parallel_and_come_back() -> None:
-    plan = ShardingPlan((WHOLE[0], WHOLE[2]), 4, ("user.bags.likes",))
+    plan = ShardingPlan((WHOLE[0], WHOLE[2]), 4, {"user.bags.likes": DATA_PARALLEL})
     out = to_torchrec(plan, MODEL)
     copied = out.plan["user.bags"]["likes"]
     assert (copied.sharding_type, copied.compute_kernel) == ("data_parallel", "dense")
@@ -472,7 +473,14 @@ def test_what_runs_in_another_kernel_or_is_of_another_model_does_not_come_back()
 
 
 def test_tables_in_host_memory_get_their_kernels_and_caches_and_come_back() -> None:
-    plan = ShardingPlan(WHOLE, 4, cached_rows=(("item.clicks", 0), ("user.bags.likes", 25)))
+    plan = ShardingPlan(
+        WHOLE,
+        4,
+        {
+            "item.clicks": ShardingOption(cached_rows=0),
+            "user.bags.likes": ShardingOption(cached_rows=25),
+        },
+    )
     with pytest.raises(PlanError, match=r"keeps table item.clicks in host memory .* GPUs alone"):
         to_torchrec(plan, MODEL, device_type="cpu")
     out = to_torchrec(plan, MODEL, device_type="cuda")
@@ -485,4 +493,4 @@ def test_tables_in_host_memory_get_their_kernels_and_caches_and_come_back() -> N
     assert others == {"fused_uvm_caching", "fused_uvm"}
     assert from_torchrec(out, TASK) == replace(plan, placements=tuple(sorted(WHOLE)))
     likes.cache_params = None  # TorchRec's usual cache
-    assert dict(from_torchrec(out, TASK).cached_rows)["user.bags.likes"] == int(0.2 * rows)
+    assert from_torchrec(out, TASK).cached_rows["user.bags.likes"] == int(0.2 * rows)

@@ -50,6 +50,7 @@ from autoshard.workload import (
     synthetic_tables,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.options import DATA_PARALLEL
 
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
 PLAN = ShardingPlan(
@@ -98,7 +99,9 @@ def test_torchrec_s_planner_gives_our_plan(device: str) -> None:
 
 
 def test_torchrec_s_planner_gives_our_copies() -> None:
-    plan = ShardingPlan(tuple(p for p in PLAN.placements if p.table != "bags.a"), 2, ("bags.a",))
+    plan = ShardingPlan(
+        tuple(p for p in PLAN.placements if p.table != "bags.a"), 2, {"bags.a": DATA_PARALLEL}
+    )
     made = planner(plan, topology(), 64).plan(model(), get_default_sharders())
     assert from_torchrec(made, task_of()) == replace(
         plan, placements=tuple(sorted(plan.placements))

@@ -44,6 +44,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.operators import Optimizer
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 from autoshard.workload.replicas import ReplicaGroups
 
 STEPS = 20
@@ -77,9 +78,9 @@ PLANS = {
     "hashed ids on 4": (4, [_BY_ROWS, {1: 16}, {_NODE_0: 24}, _COPIED]),
 }
 HOT_ROWS = {
-    "hot rows on 2": (("of two.features", 7), ("hot", 20), ("weighted", 1)),
-    "hot rows on 4": (("wide", 30), ("of two.features", 99), ("hot", 5)),
-    "hashed ids on 4": (("wide", 0), ("hot", 0)),
+    "hot rows on 2": {"of two.features": 7, "hot": 20, "weighted": 1},
+    "hot rows on 4": {"wide": 30, "of two.features": 99, "hot": 5},
+    "hashed ids on 4": {"wide": 0, "hot": 0},
 }
 
 
@@ -105,7 +106,12 @@ def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
             placements.append(Placement(table.name, start, width, device, blocks))
             start += width
     copied = (t.name for t, widths in zip(TABLES, columns, strict=True) if widths == _COPIED)
-    return ShardingPlan(tuple(placements), ranks, tuple(copied))
+    return ShardingPlan(tuple(placements), ranks, dict.fromkeys(copied, DATA_PARALLEL))
+
+
+def with_hot(plan: ShardingPlan, name: str) -> ShardingPlan:
+    options = {table: ShardingOption(hot_rows=n) for table, n in HOT_ROWS.get(name, {}).items()}
+    return replace(plan, options={**plan.options, **options})
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +191,7 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     ranks, columns = PLANS.get(name, (2, []))
     plan = plan_of(ranks, columns) if columns else None
     if plan is not None:
-        plan = replace(plan, hot_rows=HOT_ROWS.get(name, ()))
+        plan = with_hot(plan, name)
     on = stages[ranks]
     on.prepare(name, task_of(ranks), plan)
     rehearsal = on.train(name, STEPS, warm_up=0)
@@ -206,12 +212,11 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
 def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGroup]) -> None:
     ranks, columns = PLANS[name]
     task = replace(task_of(ranks), operator=OperatorOptions(optimizer="adagrad"))
-    hot_rows = HOT_ROWS.get(name, ())
-    stages[ranks].prepare(name, task, replace(plan_of(ranks, columns), hot_rows=hot_rows))
+    stages[ranks].prepare(name, task, with_hot(plan_of(ranks, columns), name))
     rehearsal = stages[ranks].train(name, STEPS, warm_up=0)
     weights = put_together(stages[ranks].parts(name))
     stages[ranks].forget(name)
-    losses, tables = learned("adagrad", hot=bool(hot_rows))
+    losses, tables = learned("adagrad", hot=name in HOT_ROWS)
     assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
@@ -293,7 +298,7 @@ def test_row_wise_adagrad_learns_the_same_in_whole_tables_and_in_blocks(
 def test_a_pipeline_learns_the_same_and_exchanges_lookups_a_step_ahead(
     name: str, pipelined: RankGroup, in_one_piece: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
-    plan = replace(plan_of(*PLANS[name]), hot_rows=HOT_ROWS.get(name, ()))
+    plan = with_hot(plan_of(*PLANS[name]), name)
     pipelined.prepare("", task_of(2), plan)
     rehearsal = pipelined.train("", STEPS, warm_up=0)
     weights = put_together(pipelined.parts(""))

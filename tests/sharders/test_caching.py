@@ -18,6 +18,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.options import ShardingOption, columns_task
 
 SHEET, RANKS, BATCH = DATA_SHEETS["h100-80gb"], 4, 8192
 # Half of the tables are skewed, and of the same sizes as those that are used evenly.
@@ -53,7 +54,7 @@ def test_tables_that_do_not_fit_are_cached(name: str, share: float, policy: Poli
         make_sharder(name, replace(context, host_bytes=0)).shard(task)
     plan = make_sharder(name, context).shard(task)
     plan.check(task)
-    cached = {name for name, _ in plan.cached_rows}
+    cached = set(plan.cached_rows)
     assert cached
     assert not cached & set(plan.copied)
 
@@ -61,10 +62,11 @@ def test_tables_that_do_not_fit_are_cached(name: str, share: float, policy: Poli
     even_ms = []
     for part in (0.7, 0.5, 0.3, 0.1):
         counts = {table.name: int(part * share * table.rows) for table in TABLES}
-        apart = task.with_cached_rows(counts)
+        options = {name: ShardingOption(cached_rows=n) for name, n in counts.items()}
+        apart = columns_task(task, options)
         with suppress(PlanError):  # for all but the smallest, memory may be missing
             even = make_sharder(name, replace(context, host_bytes=0)).shard(apart)
-            even = replace(even, cached_rows=tuple(counts.items()))
+            even = replace(even, options={**even.options, **options})
             even.check(task)
             even_ms.append(context.costs.step_ms(even, task))
     assert context.costs.step_ms(plan, task) < 0.9 * min(even_ms, default=0.0)
@@ -74,7 +76,7 @@ def test_tables_that_fit_stay_in_device_memory(policy: Policy) -> None:
     task = task_of(1.5)
     context = context_of(task, policy)
     plan = make_sharder("autoshard", context).shard(task)
-    assert plan.cached_rows == ()
+    assert not plan.cached_rows
     assert plan == make_sharder("autoshard", replace(context, host_bytes=0)).shard(task)
 
 
@@ -83,8 +85,8 @@ def test_the_link_to_the_host_counts_where_plans_are_priced(policy: Policy) -> N
     task = task_of(2.0)
     costs = context_of(task, policy).costs
     plan = ShardingPlan.table_wise(task, [number % RANKS for number in range(len(TABLES))])
-    none = replace(plan, cached_rows=((TABLES[0].name, 0),))
-    some = replace(plan, cached_rows=((TABLES[0].name, 100_000),))
+    none = replace(plan, options={TABLES[0].name: ShardingOption(cached_rows=0)})
+    some = replace(plan, options={TABLES[0].name: ShardingOption(cached_rows=100_000)})
     steps = [costs.step_ms(each, task) for each in (plan, some, none)]
     assert steps == sorted(steps)
     assert steps[0] < steps[1] < steps[2]

@@ -21,6 +21,7 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
+from autoshard.workload.options import DATA_PARALLEL, columns_task
 from autoshard.workload.rules import Rule
 
 STEP = Objective("step")
@@ -64,7 +65,7 @@ def test_small_tables_with_many_lookups_are_copied_and_large_ones_are_not(
 def test_all_tables_may_be_copied(policy: Policy) -> None:
     task = step_task(SMALL)
     plan = make_sharder("autoshard", context_of(COPIES, policy)).shard(task)
-    assert plan == ShardingPlan((), 4, tuple(table.name for table in SMALL))
+    assert plan == ShardingPlan((), 4, {table.name: DATA_PARALLEL for table in SMALL})
     plan.check(task)
 
 
@@ -141,9 +142,8 @@ def test_copies_are_chosen_by_the_steps_of_plans(policy: Policy) -> None:
         step_ms = oracle.step_ms(plan, task)
         assert step_ms <= oracle.step_ms(greedy.shard(task), task)
         if plan.copied:  # half of the copies are not better
-            half = ShardingPlan((), 4, plan.copied[::2])
-            _, rest = half.on_single_devices(task)
-            fewer = ShardingPlan(greedy.shard(rest).placements, 4, half.copied)
+            half = dict.fromkeys(plan.copied[::2], DATA_PARALLEL)
+            fewer = ShardingPlan(greedy.shard(columns_task(task, half)).placements, 4, half)
             assert step_ms <= oracle.step_ms(fewer, task) * 1.02
 
 
@@ -156,6 +156,6 @@ def test_a_task_of_operators_gets_no_copies(policy: Policy) -> None:
 
 def test_the_rest_is_a_task_with_its_rules_and_less_memory() -> None:
     task = replace(step_task(SMALL), rules=(Rule("whole", ("small0", "small1")),))
-    rest: ShardingTask = task.without(("small0",))
+    rest = columns_task(task, {"small0": DATA_PARALLEL})
     assert [rule.tables for rule in rest.rules] == [("small1",)]
-    assert task.without(()) is task
+    assert columns_task(task, {}) is task

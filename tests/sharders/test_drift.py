@@ -18,6 +18,7 @@ from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining,
 from autoshard.sharders import DriftMonitor, DriftReport
 from autoshard.workload import Link, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.moves import moves_between, traffic_of
+from autoshard.workload.options import ShardingOption
 
 WINDOW, STEPS = 20, 100_000
 LINK = Link(1e9)
@@ -224,7 +225,7 @@ def test_bad_input_ends_in_a_line(
         DriftMonitor(plan, task, oracle, STEPS, every=0)
     with pytest.raises(UserError, match="a window needs at least 20 batches, got 3"):
         DriftMonitor(plan, task, oracle, STEPS, window=3)
-    hot = replace(plan, hot_rows=((plan.placements[0].table, 5),))
+    hot = replace(plan, options={plan.placements[0].table: ShardingOption(hot_rows=5)})
     with pytest.raises(UserError, match=r"copies hot rows of table t\d+: give their hot_ids"):
         DriftMonitor(hot, task, oracle, STEPS)
     with pytest.raises(UserError, match="batches: an item is a int"):

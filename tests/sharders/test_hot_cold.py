@@ -53,12 +53,12 @@ def test_hot_rows_relieve_the_device_whose_block_is_used_most(
     context = context_of(policy, heavy=ROWS // 20)
     plan = make_sharder(name, context).shard(task)
     plan.check(task)
-    ((table, count),) = plan.hot_rows
+    ((table, count),) = plan.hot_rows.items()
     assert table == "heavy"
     assert 1 <= count <= ROWS // 20
     assert plan.row_wise["heavy"] == 4
     without = make_sharder(name, context_of(policy)).shard(task)
-    assert without.hot_rows == ()
+    assert without.hot_rows == {}
     predictor = StepPredictor(context.costs, task)
     assert predictor.expected_of(plan) < 0.9 * predictor.expected_of(without)
     low, high = predictor.of(plan).interval_ms
@@ -84,11 +84,11 @@ def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
 ) -> None:
     context = context_of(policy, heavy=ROWS // 20, other1=100)
     forbidden = replace(task, rules=(*task.rules, Rule("not_copied", ("heavy",))))
-    assert make_sharder("autoshard", context).shard(forbidden).hot_rows == ()
+    assert make_sharder("autoshard", context).shard(forbidden).hot_rows == {}
     alike = replace(task, tables=(replace(HEAVY, access=None, zipf_alpha=None), *OTHERS))
-    assert make_sharder("autoshard", context).shard(alike).hot_rows == ()
+    assert make_sharder("autoshard", context).shard(alike).hot_rows == {}
     named = replace(task, tables=(*task.tables, replace(OTHERS[0], name="heavy_hot")))
-    assert make_sharder("autoshard", context).shard(named).hot_rows == ()
+    assert make_sharder("autoshard", context).shard(named).hot_rows == {}
 
 
 def test_hot_rows_are_chosen_within_a_time_limit_too(policy: Policy, task: ShardingTask) -> None:
@@ -104,10 +104,10 @@ def test_hashed_ids_even_out_blocks_without_copies(
     before = make_sharder(name, context).shard(task)
     plan = make_sharder(name, replace(context, hash_ids=True)).shard(task)
     plan.check(task)
-    assert dict(plan.hot_rows)["heavy"] == 0
+    assert plan.hot_rows["heavy"] == 0
     assert plan.copied == before.copied
     heaviest = [
-        max(block.pooling_factor for block in p.blocks(task)[HEAVY]) for p in (before, plan)
+        max(block.pooling_factor for block in p.blocks(task)[HEAVY.name]) for p in (before, plan)
     ]
     assert heaviest[1] == pytest.approx(HEAVY.pooling_factor / 4)
     assert heaviest[0] > 2 * heaviest[1]

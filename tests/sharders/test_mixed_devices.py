@@ -34,6 +34,7 @@ from autoshard.workload import (
     UserError,
     synthetic_tables,
 )
+from autoshard.workload.options import ShardingOption, columns_task
 
 SHARDERS = ("cost", "cost_fused", "cost_fused_search", "policy", "autoshard", "neuroshard")
 OBJECTIVES = (
@@ -165,7 +166,7 @@ def test_tables_by_rows_wait_for_the_slow_devices(machines: Kinds) -> None:
     """Blocks are even, so that the price is that of the slow kind."""
     task = mixed_task(machines, OBJECTIVES[1])
     giant = EmbeddingTable("giant", 400_000, 64, 200.0)
-    task = replace(task, tables=(giant,)).with_row_blocks({"giant": 4})
+    task = columns_task(replace(task, tables=(giant,)), {"giant": ShardingOption(row_blocks=4)})
     parts = oracles(machines, task)
     plan = ShardingPlan.table_wise(task, [0, 1, 2, 3])
     slow = parts[0].step_ms(plan, equal(task))

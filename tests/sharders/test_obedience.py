@@ -22,8 +22,8 @@ from autoshard.workload import (
     ShardingTask,
 )
 from autoshard.workload.feasibility import any_plan
-from autoshard.workload.options import Sharded
 from autoshard.workload.packing import does_not_fit, pack
+from autoshard.workload.sharded import Sharded
 
 NAMES = tuple(name for name, spec in SHARDERS.items() if not spec.needs & {"pool", "torchrec"})
 SPLITTING = ("autoshard", "cost_fused_search", "annealing")

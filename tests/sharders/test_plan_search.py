@@ -26,7 +26,8 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.options import Sharded, ShardingOption
+from autoshard.workload.options import ShardingOption
+from autoshard.workload.sharded import Sharded
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 from autoshard.workload.table_options import TableOptions
 

@@ -21,6 +21,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.moves import Move, moved_bytes, moves_between
+from autoshard.workload.options import DATA_PARALLEL, ShardingOption
 from autoshard.workload.tables import hot_name
 
 ROWS, DIM, COPIED = 10_001, 16, (300, 8)
@@ -32,7 +33,9 @@ TABLES = (
 )
 WAYS = (Placement("rows", 0, DIM, 0, 4), *(Placement("slices", 16 * n, 16, n) for n in range(4)))
 OLD = ShardingPlan(
-    (*WAYS, *(Placement(t.name, 0, t.dim, n % 4) for n, t in enumerate(TABLES[3:]))), 4, ("copied",)
+    (*WAYS, *(Placement(t.name, 0, t.dim, n % 4) for n, t in enumerate(TABLES[3:]))),
+    4,
+    {"copied": DATA_PARALLEL},
 )
 WAYS_OF = {placement.table for placement in WAYS}
 FIXED = {"rows", "copied"}  # what moves of these does not depend on the search
@@ -154,7 +157,7 @@ def test_blocks_of_a_node_stay_on_one() -> None:
 
 
 def test_new_devices_get_copies_of_hot_rows() -> None:
-    old = replace(OLD, hot_rows=(("slices", 100),))
+    old = replace(OLD, options={**OLD.options, "slices": ShardingOption(hot_rows=100)})
     task = task_of(6)
     plan = IncrementalSharder(oracle_of(task), old, 0).shard(task)
     plan.check(task)

@@ -17,6 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import DATA_PARALLEL
 
 TABLES = tuple(EmbeddingTable(name, 1000, 32, 2.0) for name in ("ads_a", "ads_b", "user", "item"))
 TASK = ShardingTask(TABLES, Device.uniform(3, 2**30), 64)
@@ -200,7 +201,7 @@ def test_rows_are_held_to_their_rules() -> None:
 def test_copies_are_held_to_their_rules() -> None:
     first, *others = (table.name for table in TASK.tables)
     placed = tuple(Placement(t.name, 0, t.dim, 0) for t in TASK.tables[1:])
-    copying = ShardingPlan(placed, 3, (first,))
+    copying = ShardingPlan(placed, 3, {first: DATA_PARALLEL})
     whole = ShardingPlan.table_wise(TASK, [0] * len(TASK.tables))
     for rule, plan, says in (
         (Rule("not_copied", (first,)), copying, f"{first} is copied to all devices"),

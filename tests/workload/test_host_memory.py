@@ -18,6 +18,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.caches import lfu_hit_rate
 from autoshard.workload.host_memory import cached_rows, link_bytes
+from autoshard.workload.options import ShardingOption, columns_task
 from autoshard.workload.placements import Placement
 from autoshard.workload.tables import row_blocks
 
@@ -90,7 +91,8 @@ def test_no_other_caches_within_the_budget_move_less(optimizer: str, share: floa
     assert found
 
     def costs(counts: dict[str, int]) -> tuple[float, int]:
-        tables = task.with_cached_rows(counts).tables
+        options = {name: ShardingOption(cached_rows=count) for name, count in counts.items()}
+        tables = columns_task(task, options).tables
         traffic = sum(sum(link_bytes(t.whole(), task.operator, BATCH)) for t in tables)
         return traffic, sum(map(task.table_bytes, tables))
 
@@ -112,7 +114,7 @@ def test_without_lack_of_memory_no_table_is_cached() -> None:
 PLAN = ShardingPlan(
     (Placement("skewed", 0, 16, 0), Placement("even", 0, 16, 0), Placement("even", 16, 16, 1)),
     2,
-    cached_rows=(("even", 4_000),),
+    {"even": ShardingOption(cached_rows=4_000)},
 )
 
 
@@ -124,7 +126,7 @@ def test_a_plan_with_caches_is_written_and_checked(tmp_path: Path) -> None:
     assert not PLAN.is_plain
     piece = replace(EVEN, cached_rows=4_000).whole()
     assert sum(PLAN.host_bytes(task)) == task.operator.host_bytes(piece)
-    plain = replace(PLAN, cached_rows=())
+    plain = replace(PLAN, options={})
     assert PLAN.device_bytes(task)[1] < plain.device_bytes(task)[1]
     tight = replace(task, devices=Device.uniform(2, max(PLAN.device_bytes(task))))
     PLAN.check(tight)
@@ -135,14 +137,24 @@ def test_a_plan_with_caches_is_written_and_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (replace(PLAN, cached_rows=(("odd", 5),)), "table odd, of which the plan caches rows, is"),
-        (replace(PLAN, cached_rows=(("even", 40_001),)), "cached_rows: must lie between 0 and 400"),
         (
-            replace(PLAN, placements=PLAN.placements[:1], copied=("even",)),
+            replace(PLAN, options={"odd": ShardingOption(cached_rows=5)}),
+            "table odd of the plan is not among the 2 tables",
+        ),
+        (
+            replace(PLAN, options={"even": ShardingOption(cached_rows=40_001)}),
+            "cached_rows: must lie between 0 and 400",
+        ),
+        (
+            replace(
+                PLAN,
+                placements=PLAN.placements[:1],
+                options={"even": ShardingOption(copied=True, cached_rows=4_000)},
+            ),
             "table even is in host memory, and it is copied to all devices: take either out",
         ),
         (
-            replace(PLAN, hot_rows=(("even", 5),)),
+            replace(PLAN, options={"even": ShardingOption(hot_rows=5, cached_rows=4_000)}),
             "table even is in host memory, and hot rows of it are copied to all devices",
         ),
     ],
@@ -153,6 +165,6 @@ def test_what_cannot_be_in_host_memory_is_refused(plan: ShardingPlan, problem: s
 
 
 def test_numbers_of_rows_are_checked_when_a_plan_is_read() -> None:
-    document = {**PLAN.to_json(), "cached_rows": {"even": "many"}}
-    with pytest.raises(UserError, match="cached_rows: must give numbers of rows by table"):
+    document = {**PLAN.to_json(), "options": {"even": {"cached_rows": "many"}}}
+    with pytest.raises(UserError, match=r"cached_rows: must be one of .*int"):
         ShardingPlan.from_json(document)

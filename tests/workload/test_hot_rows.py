@@ -22,6 +22,7 @@ from autoshard.workload.hot_ids import check_hot_ids
 from autoshard.workload.hot_rows import hot_and_cold, hot_share
 from autoshard.workload.lookups import lookups_in
 from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.options import ShardingOption
 from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Rule
 
@@ -48,7 +49,9 @@ def plan_of(hot_rows: dict[str, int]) -> ShardingPlan:
         Placement("zipf", 8, 8, 1),
         Placement("other", 0, 8, 1),
     )
-    return ShardingPlan(placements, 2, hot_rows=tuple(hot_rows.items()))
+    return ShardingPlan(
+        placements, 2, {name: ShardingOption(hot_rows=n) for name, n in hot_rows.items()}
+    )
 
 
 @pytest.mark.parametrize("count", [1, 20, 400, 5_000])
@@ -96,20 +99,18 @@ def test_a_plan_with_hot_rows_is_one_of_two_tables() -> None:
     plan, task = plan_of({"zipf": 300}), task_of()
     plan.check(task)
     assert not plan.is_plain
-    apart, two = plan.resolved(task)
-    assert apart.copied == ("zipf_hot",)
-    assert [table.name for table in two.tables] == ["zipf", "zipf_hot", "other"]
-    assert apart.with_hot_rows({"zipf": 300}) == plan
+    hot, _ = hot_and_cold(ZIPF, 300, BATCH)
+    copies = task.operator.copies_memory([hot], BATCH, 2)
     ids = 4 * ZIPF.rows  # on each device, to tell hot from cold
-    for parts, without in zip(plan.device_memory(task), apart.device_memory(two), strict=True):
-        assert parts == without._replace(inputs=without.inputs + ids)
-    assert [d.reserved_bytes for d in two.devices] == [ids] * 2
-    whole = replace(plan, hot_rows=()).device_memory(task)
+    for parts, held in zip(plan.device_memory(task), plan.pieces(task), strict=True):
+        alone = task.operator.memory(held, BATCH).plus(copies)
+        assert parts == alone._replace(inputs=alone.inputs + ids)
+    whole = replace(plan, options={}).device_memory(task)
     assert all(m.total > w.total for m, w in zip(plan.device_memory(task), whole, strict=True))
-    sharded, rest = plan.on_single_devices(task)
+    rest = plan.columns_task(task, reserve=True)
+    assert [d.reserved_bytes for d in rest.devices] == [copies.total + ids] * 2
     assert [table.name for table in rest.tables] == ["zipf", "other"]
-    assert {piece.table.rows for piece, _ in sharded.placed(rest)} == {ZIPF.rows - 300, OTHER.rows}
-    assert plan.shards(task) == sharded.shards(rest)
+    assert {piece.table.rows for piece, _ in plan.placed(task)} == {ZIPF.rows - 300, OTHER.rows}
 
 
 def test_hot_rows_are_saved(tmp_path: Path) -> None:
@@ -117,9 +118,9 @@ def test_hot_rows_are_saved(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert ShardingPlan.load(tmp_path / "plan.json") == plan
     document = plan.to_json()
-    for wrong in ([1], {"zipf": "many"}, {"zipf": True}):
-        with pytest.raises(UserError, match="hot_rows"):
-            ShardingPlan.from_json(document | {"hot_rows": wrong})
+    for wrong in ([1], {"zipf": 3}, {"zipf": {"hot_rows": True}}, {"zipf": {"warm_rows": 3}}):
+        with pytest.raises(UserError, match=r"options|hot_rows|warm_rows"):
+            ShardingPlan.from_json(document | {"options": wrong})
 
 
 def test_plans_keep_to_rules_about_copies_of_hot_rows() -> None:
@@ -131,18 +132,19 @@ def test_plans_keep_to_rules_about_copies_of_hot_rows() -> None:
     plan.check(replace(task_of(), rules=(Rule("min_width", ("zipf",), (8,)),)))
     with pytest.raises(PlanError, match="split over 2"):
         plan.check(replace(task_of(), rules=(Rule("whole", ("zipf",)),)))
-    with pytest.raises(PlanError, match="table absent, of which the plan copies hot rows"):
+    with pytest.raises(PlanError, match="table absent of the plan is not among"):
         plan_of({"absent": 3}).check(task_of())
     with pytest.raises(PlanError, match="more than its"):
         plan.check(task_of(memory=2**20))
-    twice = task_of(ZIPF, OTHER, replace(OTHER, name="zipf_hot"))
+    twice = replace(task_of(), tables=(ZIPF, OTHER, replace(OTHER, name="zipf_hot")))
+    twice_placed = replace(plan, placements=(*plan.placements, Placement("zipf_hot", 0, 8, 0)))
     with pytest.raises(UserError, match="of table zipf would be table zipf_hot, which there is"):
-        twice.with_hot_rows({"zipf": 3})
+        twice_placed.check(twice)
 
 
 def test_blocks_of_cold_rows_are_numbered_anew_where_hot_rows_change() -> None:
     by_rows = ShardingPlan((Placement("zipf", 0, 16, 0, 2),), 2)
-    hot, task = replace(by_rows, hot_rows=(("zipf", 300),)), task_of(ZIPF)
+    hot, task = replace(by_rows, options={"zipf": ShardingOption(hot_rows=300)}), task_of(ZIPF)
     moves = moves_between(by_rows, hot, task)
     half = task.operator.stored_bytes(ZIPF.rows, 16) // 2
     assert moved_bytes(moves) == pytest.approx(half, rel=0.01)

@@ -74,11 +74,10 @@ def test_blocks_of_rows_are_exchanged_by_their_share() -> None:
     )
     for blocks in (RANKS, NODE):
         plan = ShardingPlan((Placement("a", 0, 32, 0, blocks),), RANKS)
-        sharded, rest = plan.on_single_devices(task)
         share = network.block_share(RANKS, blocks)
         expected = [32 * share] * blocks + [0.0] * (RANKS - blocks)
-        assert sharded.exchanged_columns(rest) == pytest.approx(expected)
-        assert sharded.columns(rest) == tuple(32 if number < blocks else 0 for number in range(8))
+        assert plan.exchanged_columns(task) == pytest.approx(expected)
+        assert plan.columns(task) == tuple(32 if number < blocks else 0 for number in range(8))
     # Over one link there is no shorter way.
     assert Link(1e9).block_share(RANKS, NODE) == Link(1e9).block_share(RANKS, RANKS) == 1.0
 

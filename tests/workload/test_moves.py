@@ -17,6 +17,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 from autoshard.workload.moves import Move, moved_bytes, moves_between, renumbered, traffic_of
+from autoshard.workload.options import DATA_PARALLEL
 
 Pair = tuple[ShardingTask, ShardingPlan, ShardingPlan]
 
@@ -148,7 +149,7 @@ def test_plans_of_other_tasks_are_reported_in_one_line() -> None:
 
 def test_copies_come_from_where_the_table_was_and_leave_without_a_move() -> None:
     sharded = plan_of(("a", 0, 16, 0), ("b", 0, 8, 1))
-    copied = replace(plan_of(("b", 0, 8, 1)), copied=("a",))
+    copied = replace(plan_of(("b", 0, 8, 1)), options={"a": DATA_PARALLEL})
     row = (16 + 1) * 4
     assert moves_between(sharded, copied, TASK) == (
         Move("a", 0, 16, 0, 1, 100 * row),
@@ -160,8 +161,8 @@ def test_copies_come_from_where_the_table_was_and_leave_without_a_move() -> None
 
 
 def test_devices_that_are_new_get_copies_in_turn_and_parts_of_what_was_copied() -> None:
-    old = replace(plan_of(("b", 0, 8, 1)), num_devices=2, copied=("a",))
-    copied = replace(plan_of(("b", 0, 8, 1)), copied=("a",))
+    old = replace(plan_of(("b", 0, 8, 1)), num_devices=2, options={"a": DATA_PARALLEL})
+    copied = replace(plan_of(("b", 0, 8, 1)), options={"a": DATA_PARALLEL})
     weights = 100 * 16 * 4
     # The state of a copy's optimizer is as large as its weights.
     assert moves_between(old, copied, TASK) == (Move("a", 0, 16, 0, 2, 2 * weights),)

@@ -19,6 +19,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.options import DATA_PARALLEL
 from autoshard.workload.packing import pack
 
 
@@ -156,8 +157,8 @@ def test_a_plan_for_other_devices_is_refused() -> None:
         ("[]", "schema"),
         ('{"schema": "autoshard.task", "version": 1}', "autoshard.plan"),
         ('{"schema": "autoshard.plan", "version": 9}', "version 9"),
-        ('{"schema": "autoshard.plan", "version": 3}', "placements"),
-        ('{"schema": "autoshard.plan", "version": 3, "placements": 3}', "wrong kind"),
+        ('{"schema": "autoshard.plan", "version": 4}', "placements"),
+        ('{"schema": "autoshard.plan", "version": 4, "placements": 3}', "wrong kind"),
     ],
 )
 def test_a_broken_plan_file_is_reported_in_one_line(tmp_path: Path, text: str, says: str) -> None:
@@ -207,7 +208,7 @@ def copying_task() -> ShardingTask:
 
 def test_copies_take_memory_on_each_device() -> None:
     task = copying_task()
-    plan = ShardingPlan((Placement("a", 0, 16, 0),), 2, ("b",))
+    plan = ShardingPlan((Placement("a", 0, 16, 0),), 2, {"b": DATA_PARALLEL})
     plan.check(task)
     numbers = 50 * 8
     copy = MemoryParts(
@@ -219,14 +220,13 @@ def test_copies_take_memory_on_each_device() -> None:
     )
     alone = task.operator.memory([task.tables[0].whole()], 64)
     assert plan.device_memory(task) == (alone.plus(copy), copy)
-    sharded, rest = plan.on_single_devices(task)
-    assert sharded == replace(plan, copied=())
+    rest = plan.columns_task(task)
     assert [table.name for table in rest.tables] == ["a"]
-    assert rest == task.without(["b"], reserve=False)
-    assert (task.without(["b"]).usable_bytes == 2**30 - copy.total).all()
+    assert rest.devices == task.devices
+    assert (plan.columns_task(task, reserve=True).usable_bytes == 2**30 - copy.total).all()
     tight = replace(task, devices=Device.uniform(2, copy.total))
     with pytest.raises(FieldError, match="reserved_bytes"):
-        tight.without(["b"])
+        plan.columns_task(tight, reserve=True)
     with pytest.raises(PlanError, match=r"device 0 .* would hold .*gradients"):
         plan.check(tight)
 
@@ -234,31 +234,33 @@ def test_copies_take_memory_on_each_device() -> None:
 def test_a_table_is_copied_or_placed_but_not_both() -> None:
     task = copying_task()
     a, b = Placement("a", 0, 16, 0), Placement("b", 0, 8, 1)
-    ShardingPlan((), 2, ("b", "a")).check(task)
+    ShardingPlan((), 2, {"b": DATA_PARALLEL, "a": DATA_PARALLEL}).check(task)
     with pytest.raises(PlanError, match="table b is copied to all devices, and columns of it"):
-        ShardingPlan((a, b), 2, ("b",)).check(task)
+        ShardingPlan((a, b), 2, {"b": DATA_PARALLEL}).check(task)
     with pytest.raises(PlanError, match="table c of the plan is not among the 2 tables"):
-        ShardingPlan((a, b), 2, ("c",)).check(task)
+        ShardingPlan((a, b), 2, {"c": DATA_PARALLEL}).check(task)
     with pytest.raises(PlanError, match="columns 0 to 16 of table a are nowhere"):
-        ShardingPlan((), 2, ("b",)).check(task)
+        ShardingPlan((), 2, {"b": DATA_PARALLEL}).check(task)
 
 
 def test_plans_of_other_versions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan = ShardingPlan((Placement("a", 0, 16, 0),), 2, ("c", "b"))
+    plan = ShardingPlan((Placement("a", 0, 16, 0),), 2, {"c": DATA_PARALLEL, "b": DATA_PARALLEL})
     plan.save(path)
     assert ShardingPlan.load(path) == plan
-    for version in (2, 4):
+    for version in (3, 5):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
-        says = rf"has version {version} of autoshard.plan, .*reads version 3"
+        says = rf"has version {version} of autoshard.plan, .*reads version 4"
         with pytest.raises(UserError, match=says):
             ShardingPlan.load(path)
 
 
-@pytest.mark.parametrize("copied", ["a", ["a", "a"], 3])
-def test_copied_must_be_a_list_of_different_tables(tmp_path: Path, copied: object) -> None:
+@pytest.mark.parametrize("copied", ["a", 3, None])
+def test_whether_a_table_is_copied_is_true_or_false(tmp_path: Path, copied: object) -> None:
     path = tmp_path / "plan.json"
-    ShardingPlan((), 2, ("a",)).save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"copied": copied}))
-    with pytest.raises(UserError, match=r"plan.json: .*copied.* list of different tables"):
+    ShardingPlan((), 2, {"a": DATA_PARALLEL}).save(path)
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"options": {"a": {"copied": copied}}})
+    )
+    with pytest.raises(UserError, match=r"plan.json: .*copied.* must be one of copied \(bool\)"):
         ShardingPlan.load(path)

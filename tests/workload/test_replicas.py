@@ -21,6 +21,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.options import DATA_PARALLEL
 from autoshard.workload.replicas import ReplicaGroups, group_sizes, layouts
 
 INSIDE, BETWEEN = Link(400e9, 5e-6), Link(50e9, 20e-6)
@@ -88,7 +89,7 @@ def test_averages_move_weights_and_state_of_the_fullest_rank() -> None:
     assert groups.sync_ms(plan, own, link) == pytest.approx(
         1e3 * (2 * 20e-6 + 2 * 0.5 * held / 50e9)
     )
-    copied = ShardingPlan((Placement("b", 0, 8, 0),), 8, copied=("a",))
+    copied = ShardingPlan((Placement("b", 0, 8, 0),), 8, {"a": DATA_PARALLEL})
     held = 400 * 8 * 4 * 2
     assert groups.sync_ms(copied, own, link) == pytest.approx(
         1e3 * (2 * 20e-6 + 2 * 0.5 * held / 50e9)
@@ -102,7 +103,7 @@ def test_copied_tables_are_reduced_over_all_ranks() -> None:
     whole = task_of(16)
     own = ReplicaGroups(16, 4, consecutive=True).task(whole)
     overhead = CopyOverhead(0.0, 0.0, 0.0, 0.0, 0.0)
-    assert overhead.ms(own, ["a"]) == pytest.approx(overhead.ms(whole, ["a"]))
+    assert overhead.ms(own, own.tables[:1]) == pytest.approx(overhead.ms(whole, own.tables[:1]))
 
 
 def test_layouts_of_a_price_are_named_once() -> None:

@@ -87,11 +87,13 @@ def test_what_changes_its_device_moves_and_nothing_else(
 
 @given(plans())
 def test_a_block_is_a_table_of_its_own_for_those_who_place_and_price(plan: ShardingPlan) -> None:
-    alone, task = plan.on_single_devices(TASK)
-    assert alone.placed(task) == plan.placed(TASK)
+    task, placed = plan.columns_task(TASK), plan.placed(TASK)
+    alone = ShardingPlan(
+        tuple(Placement(p.table.name, p.start, p.width, d) for p, d in placed), RANKS
+    )
+    assert alone.placed(task) == placed
     assert alone.device_memory(task) == plan.device_memory(TASK)
     alone.check(task)  # with the rules that keep blocks where they are
-    assert alone.with_ways_of(plan, TASK).by_table() == plan.by_table()
     lookups = sum(table.pooling_factor for table in task.tables)
     assert lookups == pytest.approx(sum(table.pooling_factor for table in TABLES))
 

@@ -14,6 +14,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
+from autoshard.workload.options import DATA_PARALLEL
 from autoshard.workload.traffic import Traffic, step_traffic
 
 BATCH, COLUMNS = 64, 16
@@ -51,7 +52,7 @@ def test_rows_of_a_node_leave_it_once() -> None:
 
 
 def test_copies_send_gradients_alone_and_one_node_has_no_other() -> None:
-    plan, weights = ShardingPlan((), 4, ("a",)), 4 * 400 * COLUMNS
+    plan, weights = ShardingPlan((), 4, {"a": DATA_PARALLEL}), 4 * 400 * COLUMNS
     (gradients,) = step_traffic(plan, TASK)
     assert gradients == Traffic("gradients of copies", 3 * weights, 3 * weights)
     one_node = replace(TASK, objective=Objective("step", Link(1e9)))

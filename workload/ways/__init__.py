@@ -1,0 +1,17 @@
+"""Ways of sharding a table beside columns, each in a file: which options it gives, which rules
+demand or forbid it, what a plan has to keep to, and what reports say. What it costs is in
+`cost_model.common_price`, what it is in TorchRec in `integration.plans.conversion`.
+
+Ways come in the order in which a table's options are put together: hot rows, for example, may be
+those of a table in columns or in blocks of rows. A plan's options are `workload.options`.
+"""
+
+from autoshard.workload.ways.copies import Copies
+from autoshard.workload.ways.host_memory import HostMemory
+from autoshard.workload.ways.numbered_rows import HashedIds, HotRows
+from autoshard.workload.ways.rows import Rows
+from autoshard.workload.ways.way import OptionLimits, Way
+
+WAYS: tuple[Way, ...] = (Rows(), Copies(), HotRows(), HashedIds(), HostMemory())
+
+__all__ = ["WAYS", "OptionLimits", "Way"]

@@ -1,0 +1,121 @@
+"""Blocks of rows: on all devices (row-wise), on those of a node (table-row-wise), and of each slice
+of columns (a grid).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autoshard.workload.errors import FieldError
+from autoshard.workload.options import COLUMN_WISE, ShardingOption
+from autoshard.workload.tables import EmbeddingTable, can_be_blocks
+from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.ways.way import OptionLimits, Way, names_of
+
+if TYPE_CHECKING:
+    from autoshard.workload.plans import ShardingPlan
+
+_UNEVEN = 1.1  # lookups of a block over its even share that are worth a line
+
+
+class Rows(Way):
+    """Even blocks of rows, each on a device of its own, whose partial sums are added up."""
+
+    name = "row-wise"
+    demanded_by = "row_wise"
+    forbidden_by = frozenset(
+        ("together", "apart", "on", "not_on", "whole", "max_slices", "copied", "not_row_wise")
+    )
+
+    def taken_by(self, option: ShardingOption) -> bool:
+        """Returns whether the table is in blocks of rows."""
+        return option.row_blocks > 1
+
+    def says(self, table: str, yes: bool = True) -> str:
+        """Returns the clause for messages."""
+        return f"{table} is {'' if yes else 'not '}in blocks of rows"
+
+    def options(
+        self,
+        table: EmbeddingTable,
+        known: Sequence[ShardingOption],  # noqa: ARG002
+        limits: OptionLimits,
+    ) -> list[ShardingOption]:
+        """Returns blocks of rows on all devices, and on those of each node."""
+        if not limits.rows:
+            return []
+        ranks, nodes = len(limits.task.devices), limits.task.nodes
+        of_node, found = ranks // nodes, list[ShardingOption]()
+        if ranks > 1 and can_be_blocks(table.rows, ranks):
+            found.append(in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids))
+        if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
+            firsts = range(0, ranks, of_node)
+            found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
+        return found
+
+    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
+        """Returns blocks on all devices; FieldError if there are too few rows, or devices."""
+        ranks = len(limits.task.devices)
+        if ranks == 1:
+            raise FieldError("row_wise", "rows need two devices")
+        if not can_be_blocks(table.rows, ranks):
+            problem = f"{table.rows} rows in {ranks} even blocks leave a device empty"
+            raise FieldError("row_wise", problem)
+        return in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids)
+
+    def fault(
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
+    ) -> str | None:
+        """Returns why blocks of a table's cold rows leave a device without any."""
+        if option.row_blocks == 1:
+            return None
+        rows = option.held(table, task.batch_size).rows
+        if can_be_blocks(rows, option.row_blocks):
+            return None
+        return (
+            f"table {table.name}: {rows} rows in {option.row_blocks} even blocks leave a device "
+            "without rows: shard it otherwise"
+        )
+
+    def notes(self, plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
+        """Yields which tables are in blocks of rows, and how evenly blocks are used."""
+        if not (row_wise := plan.row_wise):
+            return
+        yield (
+            f"row-wise (in blocks of rows): {len(row_wise)} of {len(task.tables)} tables, "
+            f"{names_of([*row_wise])}: the fused optimizer trains them (constraint ways: "
+            "[table_wise, column_wise, data_parallel] forbids rows)"
+        )
+        yield from _use_of_blocks(plan, task)
+
+
+def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) -> ShardingOption:
+    """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
+    hot_rows = 0 if option.hot_rows is None and hash_ids else option.hot_rows
+    return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
+
+
+def _use_of_blocks(plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
+    """Yields which row-wise tables have unevenly used blocks, and of which that is not known."""
+    tables = {table.name: table for table in task.tables}
+    spread = plan.hot_rows  # by a hash of ids
+    row_wise = {tables[n]: blocks for n, blocks in plan.blocks(task).items() if n not in spread}
+    unknown = [table.name for table in row_wise if table.access is None]
+    if unknown:
+        yield (
+            f"  blocks of {names_of(unknown)} are taken to get equal shares of lookups: if ids are "
+            "sorted by use, the first device gets most (profile_tables.py counts them, --hash-ids "
+            "spreads them)"
+        )
+    uneven = {}
+    for table, blocks in row_wise.items():
+        if table.access is not None and table.pooling_factor:
+            busiest = max(block.pooling_factor for block in blocks)
+            uneven[table.name] = busiest * len(blocks) / table.pooling_factor
+    if uneven and max(uneven.values()) > _UNEVEN:
+        name = max(uneven, key=lambda name: uneven[name])
+        yield (
+            f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
+            "with --hot-ids of profile_tables.py and shard.py a plan copies its most used rows "
+            "and spreads the others where that pays; --hash-ids of shard.py spreads all"
+        )

@@ -1,0 +1,87 @@
+"""`Way`: what plans, rules, searches and reports have to know of a way of sharding a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autoshard.workload.options import ShardingOption
+from autoshard.workload.rules import Kind
+from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tasks import ShardingTask
+
+if TYPE_CHECKING:
+    from autoshard.workload.plans import ShardingPlan
+
+_SHOWN = 3  # names in a sentence
+
+
+@dataclass(frozen=True)
+class OptionLimits:
+    """What options of a task's tables may use.
+
+    Args:
+        task: The task.
+        copies: Whether tables may be copied that need not be: that has a price.
+        rows: Whether tables may be in blocks of rows that need not be.
+        hot_rows: Tables whose hot rows may be copied, and how many rows that are.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
+        caches: Tables that may be in host memory, and the rows of caches that are tried.
+    """
+
+    task: ShardingTask
+    copies: bool = True
+    rows: bool = True
+    hot_rows: Mapping[str, int] = field(default_factory=dict)
+    hash_ids: bool = False
+    caches: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class Way:
+    """A way of sharding a table beside whole tables and slices of columns.
+
+    Attributes:
+        name: What devices have by it, in tables of reports.
+        demanded_by: Kind of rule by which its tables have no other option; None if there is none.
+        forbidden_by: Kinds of rules whose tables may not have it.
+    """
+
+    name: str
+    demanded_by: Kind | None = None
+    forbidden_by: frozenset[Kind] = frozenset()
+
+    def taken_by(self, option: ShardingOption) -> bool:
+        """Returns whether a table with this option is sharded so."""
+        raise NotImplementedError
+
+    def says(self, table: str, yes: bool = True) -> str:
+        """Returns the clause that a table is sharded so, or is not, for messages."""
+        raise NotImplementedError
+
+    def options(
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
+    ) -> list[ShardingOption]:
+        """Returns options that a table may have beside those of ways before this one."""
+        raise NotImplementedError
+
+    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
+        """Returns the option of a table that a rule demands; FieldError if it cannot have it."""
+        raise NotImplementedError
+
+    def fault(
+        self,
+        table: EmbeddingTable,  # noqa: ARG002
+        option: ShardingOption,  # noqa: ARG002
+        task: ShardingTask,  # noqa: ARG002
+    ) -> str | None:
+        """Returns why a table with an option cannot be sharded so; None if it can, or is not."""
+        return None
+
+    def notes(self, plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
+        """Yields what users of a plan have to know of tables that are sharded so."""
+        raise NotImplementedError
+
+
+def names_of(tables: Sequence[str]) -> str:
+    """Returns the first few names."""
+    more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    return ", ".join(tables[:_SHOWN]) + more
