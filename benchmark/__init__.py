@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from autoshard.benchmark.fleet import PoolError
     from autoshard.benchmark.measurement import (
         Exchange,
         Measurement,
@@ -20,17 +19,18 @@ if TYPE_CHECKING:
         Timing,
         TimingOptions,
     )
-    from autoshard.benchmark.parquet import (
+    from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
+    from autoshard.benchmark.pool.fleet import PoolError
+    from autoshard.benchmark.pool.pool import BenchmarkPool, MeasuredCosts
+    from autoshard.benchmark.probe.report import MachineProbe, load_probe, save_probe
+    from autoshard.benchmark.store.file import StoreError
+    from autoshard.benchmark.store.measurements import MeasurementStore
+    from autoshard.benchmark.store.parquet import (
         export_parquet,
         import_parquet,
         read_parquet,
         read_parquet_exchanges,
     )
-    from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
-    from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
-    from autoshard.benchmark.probe import MachineProbe, load_probe, save_probe
-    from autoshard.benchmark.store import MeasurementStore
-    from autoshard.benchmark.store_file import StoreError
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import MAX_BATCH_SIZE
-from autoshard.workload.operators import FLOAT_BYTES
+from autoshard.workload.tables.operators import FLOAT_BYTES
 
 Status = Literal["ok", "refused", "failed"]
 MeasuredCollective = Literal["all_to_all", "reduce_scatter", "all_reduce"]

@@ -18,17 +18,17 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.objective import PHASES
-from autoshard.workload.step_price import (
+from autoshard.workload.plans.step_price import (
     StepPrice,
     copies_uncounted,
     further_ways_ms,
     stages_of_phases,
     step_ms,
 )
+from autoshard.workload.tasks.objective import PHASES
 
 if TYPE_CHECKING:
-    from autoshard.benchmark.pool import BenchmarkPool
+    from autoshard.benchmark.pool.pool import BenchmarkPool
 
 _COLUMNS = ("fwd", "bwd", "a2a fwd", "a2a bwd")
 
@@ -241,7 +241,9 @@ def measure_plan(
     seed: int = 0,
 ) -> PlanCost:
     """Measures each device's shard and the all-to-all among them on the pool."""
-    from autoshard.benchmark.pool import MeasuredCosts  # loads Ray, which planning does without
+    from autoshard.benchmark.pool.pool import (
+        MeasuredCosts,  # loads Ray, which planning does without
+    )
 
     plan.check(task)
     if plan.has_copies:

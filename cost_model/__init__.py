@@ -12,21 +12,27 @@ from typing import TYPE_CHECKING
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from autoshard.cost_model.checkpoint import (
+    from autoshard.cost_model.learning.probed_machine import on_machine
+    from autoshard.cost_model.models.checkpoint import (
         CheckpointError,
         OtherHardware,
         load_model,
         save_model,
     )
-    from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
-    from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
-    from autoshard.cost_model.explanation import PhaseCost, PieceCost, slowest_by_phase
-    from autoshard.cost_model.machines import Machines
-    from autoshard.cost_model.model import CostModel, Provenance
-    from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
-    from autoshard.cost_model.probed_machine import on_machine
-    from autoshard.cost_model.step_prediction import StepPrediction, StepPredictor
-    from autoshard.cost_model.table_residuals import TableResiduals
+    from autoshard.cost_model.models.machines import Machines
+    from autoshard.cost_model.models.model import CostModel, Provenance
+    from autoshard.cost_model.networks.compute import ComputeCostModel, Prices, Uncertainty
+    from autoshard.cost_model.networks.dataset import (
+        CostDataset,
+        DataError,
+        Selection,
+        read_costs,
+        split,
+    )
+    from autoshard.cost_model.pricing.explanation import PhaseCost, PieceCost, slowest_by_phase
+    from autoshard.cost_model.pricing.oracle import EstimatedCosts, OutsideTraining
+    from autoshard.cost_model.pricing.prediction import StepPrediction, StepPredictor
+    from autoshard.cost_model.uncertainty.residuals import TableResiduals
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.inputs import Memberships
+from autoshard.cost_model.networks.inputs import Memberships
 from autoshard.envs.catalog import NUM_SCALARS, TableCatalog, TaskInstance
 from autoshard.envs.devices import DEVIATION, PRICED, EpisodeDevices
 from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import Piece, Shard, UserError
-from autoshard.workload.admission import ANY_PARTS, Occupancy
-from autoshard.workload.placements import merged_by_device
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.packing.admission import ANY_PARTS, Occupancy
+from autoshard.workload.plans.placements import merged_by_device
+from autoshard.workload.plans.step_price import StepPrice
 
 # As a share of even_split_ms: splitting cheaper units improves balance too little.
 _MIN_SPLIT_COST = 0.02

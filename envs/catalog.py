@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
-from autoshard.cost_model.inputs import unit_amounts
-from autoshard.cost_model.scenarios import ScenarioPricing
-from autoshard.cost_model.step_overhead import SplitCost
+from autoshard.cost_model.networks.inputs import unit_amounts
+from autoshard.cost_model.step.overhead import SplitCost
+from autoshard.cost_model.uncertainty.scenarios import ScenarioPricing
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -20,10 +20,10 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.admission import RuleMasks
 from autoshard.workload.arrays import Ints
-from autoshard.workload.tables import DIM_STEP, Piece
-from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
+from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.packing.units import Placeable, PlacementUnit, bytes_of_units
+from autoshard.workload.tables.table import DIM_STEP, Piece
 
 NO_HALVES = -1  # in place of the halves of a unit that cannot be split
 _LOG_COLUMNS = 6.0  # base-2 logarithm of 64 columns

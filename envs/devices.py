@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.placement_state import PlacementState
+from autoshard.cost_model.pricing.placement_state import PlacementState
 from autoshard.envs.catalog import FullTask, TableCatalog, TaskInstance
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
 
 STAGES = 3  # forward (with backward, where they share a stage), backward, both all-to-alls
 COST, DEVIATION = STAGES, STAGES + 1  # total of compute and all-to-alls; relative uncertainty

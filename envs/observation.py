@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.network import DIRECTIONS, TERMS
+from autoshard.cost_model.networks.network import DIRECTIONS, TERMS
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.devices import STAGES
 

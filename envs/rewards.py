@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from autoshard import benchmark  # whose pool is loaded where something is measured
-from autoshard.cost_model.step_overhead import loads_of
+from autoshard.cost_model.step.overhead import loads_of
 from autoshard.envs.batched_env import BatchedPlacementEnv
-from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
+from autoshard.workload.plans.step_price import StepPrice, expected_slowest, norm_power
 
 _MIN_MS = 1e-9
 _INFEASIBLE = 2.0  # worse than any sensible plan, but on the same scale

@@ -15,7 +15,7 @@ from autoshard.envs.task_sampling import TaskSampler
 from autoshard.envs.vector import ShardingVectorEnv
 from autoshard.envs.viewer import as_picture, as_text
 from autoshard.workload import load_tables
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 
 
 def default_catalog() -> TableCatalog:

@@ -1,7 +1,8 @@
 """Families of tasks: distributions that differ in tables, devices, links and memory.
 
 Each family defines its tables and the numbers of tables and devices; memory is loose or tight.
-Tables are divided by `workload.parts`, so that no family is tested on tables of any training.
+Tables are divided by `workload.tables.parts`, so that no family is tested on tables of any
+training.
 """
 
 from collections.abc import Sequence

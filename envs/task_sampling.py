@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from autoshard.cost_model.inputs import Memberships
+from autoshard.cost_model.networks.inputs import Memberships
 from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.workload import FieldError, Link, Objective
 from autoshard.workload.arrays import Ints
-from autoshard.workload.first_fit import all_fit, all_fit_split
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.packing.first_fit import all_fit, all_fit_split
+from autoshard.workload.plans.step_price import StepPrice
 
 _MEMORY_FACTOR = 1.05  # memory of a task grows by this factor until the tables can be packed
 _ONE_BYTE_S = Link(1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import tyro
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.drift import cost_change
+from autoshard.cost_model.pricing.drift import cost_change
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.imports import batches_of, is_object, model_of
@@ -23,7 +23,7 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.experiments.explaining.plan_report import new_table, show
 from autoshard.sharders import DriftReport, open_oracle
-from autoshard.sharders.move_advice import best_move, link_of, predicted
+from autoshard.sharders.replanning.move_advice import best_move, link_of, predicted
 from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema

@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.proposals import CANDIDATES, most_uncertain
+from autoshard.cost_model.pricing.proposals import CANDIDATES, most_uncertain
 from autoshard.experiments.collecting.collection import Summary, collect, collect_exchanges
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -30,9 +30,9 @@ from autoshard.workload import (
     random_shards,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.operators import Optimizer, Weights
-from autoshard.workload.sampling import ShardLimit
-from autoshard.workload.synthetic import PROFILES, default_profile
+from autoshard.workload.sources.synthetic import PROFILES, default_profile
+from autoshard.workload.tables.operators import Optimizer, Weights
+from autoshard.workload.tasks.sampling import ShardLimit
 
 # Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
 # long as a shard, and a few dozen suffice to fit a link.

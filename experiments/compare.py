@@ -11,7 +11,7 @@ from typing import Literal
 import tyro
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.mixed_costs import costs_of_machines
+from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
@@ -48,7 +48,7 @@ from autoshard.sharders import (
 )
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 
 _ALL = "all"  # value of --sharders
 

@@ -29,7 +29,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.moves import moved_bytes, moves_between, renumbered
+from autoshard.workload.plans.moves import moved_bytes, moves_between, renumbered
 
 _ENOUGH_BYTES = 2**60  # memory of a device without --memory-gb
 _LINK_GB_S = 10.0

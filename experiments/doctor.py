@@ -18,11 +18,11 @@ import ray
 from autoshard.benchmark import BenchmarkPool, MeasurementError, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import KINDS, backend_of
 from autoshard.benchmark.backends.cuda import CudaBackend
-from autoshard.benchmark.containers import cpu_quota
-from autoshard.benchmark.devices import nodes_that_measure, reports_of
-from autoshard.benchmark.fbgemm import check_pair, installed_fbgemm, training_ops
-from autoshard.benchmark.hardware import cpu_fingerprint, free_memory_bytes
-from autoshard.cost_model.link_fit import fit_links
+from autoshard.benchmark.machine.containers import cpu_quota
+from autoshard.benchmark.machine.hardware import cpu_fingerprint, free_memory_bytes
+from autoshard.benchmark.operator.fbgemm import check_pair, installed_fbgemm, training_ops
+from autoshard.benchmark.pool.devices import nodes_that_measure, reports_of
+from autoshard.cost_model.learning.links import fit_links
 from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster

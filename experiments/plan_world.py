@@ -39,8 +39,8 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.table_options import TableOptions
 
 _BATCH_SIZE = 1024
 _MAX_DEVICES = 2**12  # up to which the least number that fits is sought

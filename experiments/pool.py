@@ -8,7 +8,7 @@ from typing import Annotated
 import ray
 import tyro
 
-from autoshard.benchmark.pool import end_pool, find_pool, pool_names
+from autoshard.benchmark.pool.pool import end_pool, find_pool, pool_names
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
 

@@ -26,7 +26,7 @@ from autoshard.workload.profiling.sources import (
     Source,
     source_of_files,
 )
-from autoshard.workload.table_files import SUFFIXES, save_tables
+from autoshard.workload.sources.table_files import SUFFIXES, save_tables
 
 _SAVE_S = 60.0
 _SHOWN = 20

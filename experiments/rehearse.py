@@ -13,8 +13,7 @@ from autoshard.benchmark import MeasurementStore, MeasureSettings, ReferenceLeve
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsals.kept import RehearsedPlan, rehearsed_plans
 from autoshard.cost_model import CostModel, load_model, save_model
-from autoshard.cost_model.checkpoint import check_free
-from autoshard.cost_model.overhead_fit import (
+from autoshard.cost_model.learning.overheads import (
     MIN_REHEARSALS,
     fit_copies,
     fit_overhead,
@@ -22,16 +21,17 @@ from autoshard.cost_model.overhead_fit import (
     measured_operators,
     report_on,
 )
-from autoshard.cost_model.repeated_measurements import (
+from autoshard.cost_model.models.checkpoint import check_free
+from autoshard.cost_model.pricing.repeated_measurements import (
     SEEDS,
     RepeatedMeasurements,
     evaluation_seeds,
 )
-from autoshard.cost_model.step_overhead import StepOverhead
+from autoshard.cost_model.step.overhead import StepOverhead
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
 from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
-from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
+from autoshard.sharders.heuristics.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds

@@ -42,7 +42,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.replicas import group_sizes
+from autoshard.workload.plans.replicas import group_sizes
 
 _DEFAULT = "autoshard"
 _GB = 2**30
@@ -241,7 +241,10 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         """Returns the tables whose most used rows are known, and how many of them."""
         if self.hot_ids is None:
             return {}
-        from autoshard.workload.hot_ids import check_hot_ids, load_hot_ids  # other plans do without
+        from autoshard.workload.access.hot_ids import (  # other plans do without
+            check_hot_ids,
+            load_hot_ids,
+        )
 
         ids = load_hot_ids(self.hot_ids)
         with documents.naming(self.hot_ids):

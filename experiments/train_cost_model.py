@@ -19,13 +19,13 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
-from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
-from autoshard.cost_model.link_fit import MIN_EXCHANGES, link_error
-from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_and_leave_out
-from autoshard.cost_model.model_training import calibrate_model, train_model
-from autoshard.cost_model.pictures import draw_all
-from autoshard.cost_model.training import Curves, TrainOptions
+from autoshard.cost_model.learning.evaluation import evaluate, evaluations_per_second
+from autoshard.cost_model.learning.links import MIN_EXCHANGES, link_error
+from autoshard.cost_model.learning.machine_training import KNOWN_SHARDS, train_and_leave_out
+from autoshard.cost_model.learning.model_training import calibrate_model, train_model
+from autoshard.cost_model.learning.pictures import draw_all
+from autoshard.cost_model.learning.training import Curves, TrainOptions
+from autoshard.cost_model.models.checkpoint import OtherHardware, check_free, load_model, save_model
 from autoshard.experiments.collecting.proposals import Proposer
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -35,7 +35,7 @@ from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import store_source
 from autoshard.workload import UserError, documents
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.operators import Optimizer, Weights
+from autoshard.workload.tables.operators import Optimizer, Weights
 
 REGISTERED_AS = runs.COST_MODELS
 _MIN_MACHINES = 2

@@ -29,7 +29,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.operators import Optimizer
+from autoshard.workload.tables.operators import Optimizer
 
 _ANY_BYTES = 2**50  # not checked before training
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
     from autoshard.sharders.context import (
         MEASURE_SECONDS,
         SharderContext,
@@ -23,16 +22,12 @@ if TYPE_CHECKING:
         open_oracle,
         oracle_of,
     )
-    from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-    from autoshard.sharders.drift import DriftMonitor, DriftReport
-    from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
-    from autoshard.sharders.incremental import IncrementalSharder
-    from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
+    from autoshard.sharders.heuristics.cost_greedy import AloneGreedySharder, FusedGreedySharder
+    from autoshard.sharders.heuristics.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
     from autoshard.sharders.measuring import Measurer, MeasuringSharder
-    from autoshard.sharders.neuroshard import NeuroShardSharder
-    from autoshard.sharders.option_sets import OptionResources
-    from autoshard.sharders.policy import PolicySharder
-    from autoshard.sharders.policy_files import (
+    from autoshard.sharders.peers.annealing import ANNEAL_SECONDS, AnnealingSharder
+    from autoshard.sharders.peers.neuroshard import NeuroShardSharder
+    from autoshard.sharders.policy.files import (
         Policy,
         PolicyError,
         cost_model_beside,
@@ -40,6 +35,7 @@ if TYPE_CHECKING:
         load_policy,
         save_policy,
     )
+    from autoshard.sharders.policy.sharder import PolicySharder
     from autoshard.sharders.registry import (
         SHARDERS,
         SharderSpec,
@@ -50,8 +46,12 @@ if TYPE_CHECKING:
         spec_of,
         usable_sharders,
     )
+    from autoshard.sharders.replanning.drift import DriftMonitor, DriftReport
+    from autoshard.sharders.replanning.incremental import IncrementalSharder
     from autoshard.sharders.required_options import RequiredOptions
-    from autoshard.sharders.steps import Step, next_steps
+    from autoshard.sharders.search.local_search import LocalSearch, LocalSearchSharder
+    from autoshard.sharders.search.option_sets import OptionResources
+    from autoshard.sharders.search.steps import Step, next_steps
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -12,12 +12,12 @@ from autoshard.cost_model import (
     OutsideTraining,
     TableResiduals,
 )
-from autoshard.sharders.policy_files import SHIPPED, Policy, load_policy
+from autoshard.sharders.policy.files import SHIPPED, Policy, load_policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
-    from autoshard.sharders.option_sets import OptionResources
+    from autoshard.sharders.search.option_sets import OptionResources
 
 MEASURE_SECONDS = 20.0  # enough for 60 tables on two cores
 
@@ -53,7 +53,7 @@ class SharderContext:
     @property
     def option_resources(self) -> "OptionResources":
         """What sharding options may use: ids of hot rows, hashed ids, host memory."""
-        from autoshard.sharders.option_sets import OptionResources  # heuristics do without
+        from autoshard.sharders.search.option_sets import OptionResources  # heuristics do without
 
         return OptionResources(self.num_hot_ids, self.hash_ids, self.host_bytes)
 
@@ -90,7 +90,7 @@ def open_context(
         raise UserError(f"{models[0].provenance.hardware} is named twice: name each kind once")
     (oracle, *others) = oracles.values()
     if others:
-        from autoshard.cost_model.mixed_costs import MixedCosts  # devices are mostly equal
+        from autoshard.cost_model.pricing.mixed_costs import MixedCosts  # devices are mostly equal
 
         oracle = MixedCosts(oracles)
     return SharderContext(
@@ -147,7 +147,7 @@ def _stored_residuals(
 ) -> TableResiduals | None:
     """Returns corrections by measurements on the model's hardware; None without measurements."""
     from autoshard.benchmark import MeasurementStore  # loaded where there is a store
-    from autoshard.cost_model.dataset import CostDataset, stored_costs
+    from autoshard.cost_model.networks.dataset import CostDataset, stored_costs
 
     origin, sheet = model.provenance, model.data_sheet
     with MeasurementStore(path) as store:

@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.acquisition import select_measurements
-from autoshard.cost_model.step_prediction import StepPredictor
+from autoshard.cost_model.pricing.acquisition import select_measurements
+from autoshard.cost_model.pricing.prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
-from autoshard.sharders.cost_greedy import FusedGreedySharder
+from autoshard.sharders.heuristics.cost_greedy import FusedGreedySharder
 from autoshard.sharders.required_options import RequiredOptions
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 

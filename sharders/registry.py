@@ -9,8 +9,8 @@ from typing import Literal
 # Attributes of the package, which loads the module of a sharder when the sharder is made.
 from autoshard import sharders
 from autoshard.sharders.context import SharderContext
-from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
-from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.heuristics.heuristics import HEURISTICS, GreedySharder
+from autoshard.sharders.policy.files import Policy
 from autoshard.workload import Sharder, UserError
 
 Need = Literal["model", "policy", "pool", "torchrec"]

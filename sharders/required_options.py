@@ -7,7 +7,7 @@ import math
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
-from autoshard.workload.table_options import TableOptions
+from autoshard.workload.packing.table_options import TableOptions
 
 _WORSE = 2  # smaller caches in a row that give worse plans, after which none are tried
 

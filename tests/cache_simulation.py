@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 
+from autoshard.workload.access.caches import lfu_hit_rate, lru_hit_rate
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.caches import lfu_hit_rate, lru_hit_rate
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 SKEWS = (0.6, 0.8, 1.0, 1.2, 1.4)
 CACHED_SHARES = (0.001, 0.01, 0.1)

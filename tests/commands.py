@@ -23,7 +23,7 @@ import ray
 from mlflow import MlflowClient
 
 from autoshard.benchmark import BenchmarkPool
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
 
 PATIENCE = 480.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

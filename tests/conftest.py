@@ -17,11 +17,11 @@ from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
 from autoshard.benchmark import BenchmarkPool, TimingOptions
-from autoshard.benchmark.pool import end_pool
+from autoshard.benchmark.pool.pool import end_pool
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, split
 from autoshard.experiments.collecting import proposals
 from autoshard.workload import EmbeddingTable, synthetic_tables
-from autoshard.workload.parts import Part
+from autoshard.workload.tables.parts import Part
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
@@ -59,7 +59,7 @@ def quick_measuring() -> Iterator[None]:
     """
     quick = TimingOptions(precision=0.2, max_iterations=9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autoshard.benchmark.pool.TimingOptions", lambda: quick)
+        patch.setattr("autoshard.benchmark.pool.pool.TimingOptions", lambda: quick)
         patch.setattr(proposals, "_TIMING", quick)
         yield
 

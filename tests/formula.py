@@ -7,9 +7,9 @@ import numpy as np
 from autoshard.benchmark import Exchange, Measurement, MeasureSettings, ReferenceLevel, Timing
 from autoshard.benchmark.measurement import Directions, ExchangeKey
 from autoshard.cost_model import CostDataset, CostModel, Provenance
-from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.link_fit import fit_links
-from autoshard.cost_model.training import TrainOptions
+from autoshard.cost_model.learning.compute_training import train_compute
+from autoshard.cost_model.learning.links import fit_links
+from autoshard.cost_model.learning.training import TrainOptions
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
@@ -17,8 +17,8 @@ from autoshard.workload import (
     random_exchanges,
     random_shards,
 )
-from autoshard.workload.parts import Part
-from autoshard.workload.reuse import spectrum_of
+from autoshard.workload.access.reuse import spectrum_of
+from autoshard.workload.tables.parts import Part
 
 HARDWARE, VERSIONS = "a machine", "libraries"
 REFERENCE_LEVEL = ReferenceLevel(0.8, 1.2)

@@ -51,8 +51,8 @@ def check(has_stub: bool) -> None:
     import pytest
     import torch
 
-    from autoshard.benchmark import fbgemm
     from autoshard.benchmark.backends.cuda import ANY_MINOR, EXACT, CudaBackend, CudaRuntime
+    from autoshard.benchmark.operator import fbgemm
     from autoshard.workload import UserError
 
     assert (torch.version.cuda or "").startswith("13."), torch.__version__

@@ -43,7 +43,11 @@ from bench.ways import ways_metrics
 from chaos.metrics import chaos_metrics
 from rich.table import Table
 
-from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
+from autoshard.benchmark.machine.hardware import (
+    cpu_fingerprint,
+    machine_memory_bytes,
+    physical_cores,
+)
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.checkout import git_commit, is_changed
 from autoshard.experiments.console.outputs import check_folder

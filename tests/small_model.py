@@ -14,7 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from autoshard.integration import load_state, to_torchrec, with_hot_rows
 from autoshard.workload import Placement, ShardingPlan
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 CPU = torch.device("cpu")
 TABLES = {"a": (40, 8), "b": (60, 24), "c": (30, 16), "d": (20, 8)}  # rows and dim

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
-    from autoshard.workload.caches import lfu_hit_rate, lru_hit_rate
-    from autoshard.workload.constraints import Constraints
+    from autoshard.workload.access.batches import IndexBatch, shard_batch, table_lookups
+    from autoshard.workload.access.caches import lfu_hit_rate, lru_hit_rate
+    from autoshard.workload.access.features import FEATURE_NAMES, piece_features
+    from autoshard.workload.access.hot_ids import load_hot_ids, save_hot_ids
+    from autoshard.workload.access.memory_tiers import fast_rows, slow_share
     from autoshard.workload.errors import FieldError, UserError
-    from autoshard.workload.fast_memory import fast_rows, slow_share
-    from autoshard.workload.features import FEATURE_NAMES, piece_features
-    from autoshard.workload.hot_ids import load_hot_ids, save_hot_ids
-    from autoshard.workload.links import Link, Network
-    from autoshard.workload.objective import Objective
-    from autoshard.workload.operators import OperatorOptions
-    from autoshard.workload.placements import Placement
-    from autoshard.workload.plans import PlanError, ShardingPlan
-    from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
-    from autoshard.workload.readers import load_tables
-    from autoshard.workload.rules import Rule
-    from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
-    from autoshard.workload.synthetic import synthetic_tables
-    from autoshard.workload.tables import EmbeddingTable, Piece, Shard, Trace
-    from autoshard.workload.tasks import Device, ShardingTask
+    from autoshard.workload.plans.placements import Placement
+    from autoshard.workload.plans.plan import PlanError, ShardingPlan
+    from autoshard.workload.plans.protocols import CostOracle, ShardCost, Sharder
+    from autoshard.workload.sources.readers import load_tables
+    from autoshard.workload.sources.synthetic import synthetic_tables
+    from autoshard.workload.tables.operators import OperatorOptions
+    from autoshard.workload.tables.table import EmbeddingTable, Piece, Shard, Trace
+    from autoshard.workload.tasks.constraints import Constraints
+    from autoshard.workload.tasks.links import Link, Network
+    from autoshard.workload.tasks.objective import Objective
+    from autoshard.workload.tasks.rules import Rule
+    from autoshard.workload.tasks.sampling import random_exchanges, random_shards, random_tasks
+    from autoshard.workload.tasks.task import Device, ShardingTask
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

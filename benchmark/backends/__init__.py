@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
-from autoshard.benchmark.hardware import cpu_fingerprint, threads_of
+from autoshard.benchmark.machine.hardware import cpu_fingerprint, threads_of
 from autoshard.workload import UserError
 
 if TYPE_CHECKING:

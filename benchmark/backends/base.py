@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from autoshard.benchmark.clearing import Clearing
-from autoshard.benchmark.hardware import NodeReport, SystemReport
-from autoshard.benchmark.process import peak_bytes
+from autoshard.benchmark.machine.clearing import Clearing
+from autoshard.benchmark.machine.hardware import NodeReport, SystemReport
+from autoshard.benchmark.machine.process import peak_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,9 @@ from autoshard.benchmark.backends.base import (
     Stopwatch,
     TimedOperator,
 )
-from autoshard.benchmark.containers import cpu_quota, throttled_seconds
-from autoshard.benchmark.device_lock import claimed
-from autoshard.benchmark.hardware import (
+from autoshard.benchmark.machine.containers import cpu_quota, throttled_seconds
+from autoshard.benchmark.machine.device_lock import claimed
+from autoshard.benchmark.machine.hardware import (
     NodeReport,
     SystemReport,
     cpu_fingerprint,
@@ -34,7 +34,7 @@ from autoshard.benchmark.hardware import (
     last_level_cache_bytes,
     with_threads,
 )
-from autoshard.benchmark.process import keep_freed_memory, release_freed_memory
+from autoshard.benchmark.machine.process import keep_freed_memory, release_freed_memory
 
 if TYPE_CHECKING:
     import torch

@@ -16,11 +16,11 @@ from autoshard.benchmark.backends.base import (
     TimedOperator,
 )
 from autoshard.benchmark.backends.cuda_stopwatch import CudaStopwatch
-from autoshard.benchmark.device_lock import claimed
-from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
-from autoshard.benchmark.process import release_freed_memory
+from autoshard.benchmark.machine.device_lock import claimed
+from autoshard.benchmark.machine.hardware import CacheReport, NodeReport, SystemReport
+from autoshard.benchmark.machine.process import release_freed_memory
 from autoshard.workload import Shard, UserError
-from autoshard.workload.gpu_memory import MAX_COLUMNS, SORT_BYTES
+from autoshard.workload.packing.gpu_memory import MAX_COLUMNS, SORT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +230,7 @@ class CudaBackend(DeviceBackend):
         self, shard: Shard, batch_size: int, seed: int
     ) -> "tuple[torch.Tensor, torch.Tensor]":
         """Returns indices and offsets of a shard's batch, drawn on the GPU."""
-        from autoshard.benchmark.device_batches import draw_on
+        from autoshard.benchmark.machine.device_batches import draw_on
 
         return draw_on(self.device, shard, batch_size, seed)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.benchmark.rehearsals.times import Loop, RankReport, Rehearsal, Round
-from autoshard.benchmark.store import MeasurementStore
+from autoshard.benchmark.store.measurements import MeasurementStore
 from autoshard.workload import (
     Device,
     EmbeddingTable,

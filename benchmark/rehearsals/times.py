@@ -23,7 +23,7 @@ from autoshard.benchmark.rehearsals.trace import (
 from autoshard.benchmark.statistics import mean_interval, median_interval
 from autoshard.workload import documents
 from autoshard.workload.arrays import Floats
-from autoshard.workload.links import AnyLink
+from autoshard.workload.tasks.links import AnyLink
 
 _COLUMNS = ("input", "fwd", "outputs", "dense", "grads", "bwd", "reduce")
 MUCH = 0.05  # share of cores taken by other processes, above which it is reported

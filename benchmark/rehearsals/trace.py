@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoshard.workload.arrays import Floats
-from autoshard.workload.links import AnyLink, Collective
+from autoshard.workload.tasks.links import AnyLink, Collective
 
 # What a rank computes, in the order of a step. Waiting for others is not part of it.
 PHASES = ("input", "forward", "outputs", "dense", "gradients", "backward", "reduce")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autoshard.benchmark import BenchmarkPool, Exchange, Measurement, MeasureSettings
 from autoshard.benchmark.backends import backend_of
-from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.machine.hardware import DeviceInfo
 from autoshard.benchmark.measurement import MeasuredCollective
 from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
@@ -16,7 +16,7 @@ from autoshard.experiments.console.progress import following
 from autoshard.experiments.console.ray_cluster import Notices
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
-from autoshard.workload.sampling import MAX_TASK_DEVICES
+from autoshard.workload.tasks.sampling import MAX_TASK_DEVICES
 
 # Columns of each rank in the collectives to which links are fitted.
 FITTED: Mapping[MeasuredCollective, Sequence[int]] = {

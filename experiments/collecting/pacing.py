@@ -16,11 +16,11 @@ import numpy as np
 from scipy import optimize
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, TimingOptions
-from autoshard.benchmark.jobs import MAX_INTERLEAVED
+from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import Shard
+from autoshard.workload.access.reuse import spectrum_of
 from autoshard.workload.arrays import Floats
-from autoshard.workload.reuse import spectrum_of
 
 Device = tuple[str, str]  # its node and name
 

@@ -16,7 +16,7 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.backends import KINDS
 from autoshard.cost_model import CostDataset, EstimatedCosts
-from autoshard.cost_model.proposals import (
+from autoshard.cost_model.pricing.proposals import (
     MakeSharder,
     compare_predictions,
     select_shards_to_measure,
@@ -28,7 +28,7 @@ from autoshard.experiments.console.progress import following
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
 from autoshard.workload import EmbeddingTable, Shard, ShardingTask, UserError, random_tasks
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 
 SEARCH = "search"
 SHARDERS: dict[str, MakeSharder] = {

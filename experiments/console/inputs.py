@@ -87,7 +87,7 @@ def build_task(
         task = Constraints.of_file(constraints, task)
     if model.kind != "cuda":
         return task
-    from autoshard.workload.gpu_memory import on_gpus
+    from autoshard.workload.packing.gpu_memory import on_gpus
 
     return on_gpus(task)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
-from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError, load_probe
+from autoshard.benchmark.probe.report import PROBE_SECONDS, MachineProbe, ProbeError, load_probe
 from autoshard.cost_model import CostModel, OtherHardware, load_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.bounds import MAX_DEVICES
-from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
-from autoshard.workload.links import slowest_of
+from autoshard.workload.tasks.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
+from autoshard.workload.tasks.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
 _MAX_PROBE_SECONDS = 10.0  # after which plans are made without
@@ -228,7 +228,7 @@ def check_measured_hardware(model: CostModel, hardware: str) -> None:
 
 def _by_data_sheet(sheet: DataSheet, operator: OperatorOptions | None) -> CostModel:
     """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
-    from autoshard.cost_model.roofline import roofline_model
+    from autoshard.cost_model.models.roofline import roofline_model
 
     cli.say(
         f"planned for {sheet.name} by its data sheet and by published measurements, none of this "
@@ -244,7 +244,9 @@ def _on(
     known = model.on_hardware(hardware)
     if known is not None or model.machines is None:
         return known
-    from autoshard.cost_model.probed_machine import on_machine  # loads what reads Parquet files
+    from autoshard.cost_model.learning.probed_machine import (
+        on_machine,  # loads what reads Parquet files
+    )
 
     probe = probe or _probe_of_this_machine(store, hardware)
     return None if probe is None else on_machine(model, probe)
@@ -252,12 +254,12 @@ def _on(
 
 def _probe_of_this_machine(store: Path, hardware: str) -> MachineProbe | None:
     """Returns the probe of this machine; None, with a note, where none can be run."""
-    from autoshard.benchmark.fbgemm import InstallationError
-    from autoshard.cost_model.probed_machine import kept_probe
+    from autoshard.benchmark.operator.fbgemm import InstallationError
+    from autoshard.cost_model.learning.probed_machine import kept_probe
 
     def probed() -> MachineProbe:
         cli.notice(f"this machine is probed, which takes {PROBE_SECONDS:.0f} s; {store} keeps it")
-        from autoshard.benchmark.probing import CLAIM_SECONDS, probe_here  # loads fbgemm
+        from autoshard.benchmark.probe.probing import CLAIM_SECONDS, probe_here  # loads fbgemm
 
         def waiting(held: str) -> None:
             cli.notice(

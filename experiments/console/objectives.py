@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Self
 
 from autoshard.experiments.console import cli
 from autoshard.workload import Link, Network, Objective, UserError
-from autoshard.workload.links import AnyLink
-from autoshard.workload.objective import ObjectiveName
+from autoshard.workload.tasks.links import AnyLink
+from autoshard.workload.tasks.objective import ObjectiveName
 
 if TYPE_CHECKING:  # heavy, and options are read before
     from autoshard.cost_model import CostModel

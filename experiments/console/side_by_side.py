@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar, cast
 
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.workload import UserError
 
 Item = TypeVar("Item")

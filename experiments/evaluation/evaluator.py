@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
-from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
-from autoshard.cost_model.repeated_measurements import (
+from autoshard.cost_model.learning.measured_knowledge import MeasuredKnowledge
+from autoshard.cost_model.pricing.repeated_measurements import (
     SEEDS,
     RepeatedMeasurements,
     evaluation_seeds,

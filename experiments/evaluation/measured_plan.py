@@ -9,9 +9,9 @@ import numpy as np
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.cost_model.acquisition import measurable_piece
-from autoshard.cost_model.measured_knowledge import MeasuredKnowledge, MixedKnowledge
-from autoshard.cost_model.repeated_measurements import (
+from autoshard.cost_model.learning.measured_knowledge import MeasuredKnowledge, MixedKnowledge
+from autoshard.cost_model.pricing.acquisition import measurable_piece
+from autoshard.cost_model.pricing.repeated_measurements import (
     SEEDS,
     KnownCost,
     RepeatedMeasurements,

@@ -22,7 +22,7 @@ from autoshard.sharders import (
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 
 if TYPE_CHECKING:
-    from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
+    from autoshard.cost_model.learning.measured_knowledge import MeasuredKnowledge
     from autoshard.sharders import Measurer
 
 Steps = Mapping[str, Sequence[float | None]]  # step times by sharder and task, ms; None: no plan

@@ -17,10 +17,10 @@ import numpy as np
 
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
 
 if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
-    from autoshard.cost_model.repeated_measurements import KnownCost
+    from autoshard.cost_model.pricing.repeated_measurements import KnownCost
 
 ShardDigests = tuple[str, ...]  # the digests of its shards, without empty devices
 Plans = Mapping[str, Sequence[ShardDigests | None]]  # plans by sharder and task; None: no plan

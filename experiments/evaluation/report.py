@@ -27,7 +27,7 @@ from autoshard.experiments.evaluation.ratio import Ratio, relative
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
 
 _NOTHING = "-"
 _OPTIONAL = {"bal.": _NOTHING, "oom": "0", "95% CI": _NOTHING, "pred": _NOTHING, "meas s": _NOTHING}

@@ -9,7 +9,7 @@ from autoshard.cost_model import StepPrediction
 from autoshard.experiments.explaining.plan_report import ReportPart, format_columns, new_table
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
-from autoshard.workload.moves import Move, Traffic, moved_bytes, traffic_of
+from autoshard.workload.plans.moves import Move, Traffic, moved_bytes, traffic_of
 from autoshard.workload.ways import WAYS
 
 DIFF_SCHEMA = Schema("autoshard.plan_diff", 1)

@@ -13,8 +13,8 @@ from autoshard.experiments.explaining.plan_report import (
 )
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
-from autoshard.workload.moves import moves_between, renumbered
-from autoshard.workload.traffic import step_traffic
+from autoshard.workload.plans.moves import moves_between, renumbered
+from autoshard.workload.plans.traffic import step_traffic
 
 _COSTLIEST = 3  # pieces shown of each phase's slowest device
 _MIN_MS = 0.005  # cost of a piece that is shown: less reads 0.00

@@ -8,7 +8,7 @@ from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.explaining.plan_report import present_step
 from autoshard.sharders import IncrementalSharder
 from autoshard.workload import ShardingPlan, ShardingTask
-from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.plans.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import format_bytes
 
 

@@ -14,7 +14,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.operators import MemoryParts
+from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.ways import WAYS
 
 ReportPart = str | Table  # a line of text, or a table

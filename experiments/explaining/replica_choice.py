@@ -10,11 +10,11 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.experiments.explaining.plan_report import ReportPart, new_table
 from autoshard.sharders import SharderContext, make_sharder, oracle_of
-from autoshard.sharders.replicating import NoReplicas, ReplicaPlan, plan_replicas
+from autoshard.sharders.replanning.replicating import NoReplicas, ReplicaPlan, plan_replicas
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.packing import pack
-from autoshard.workload.replicas import group_sizes, layouts
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.packing.pack import pack
+from autoshard.workload.plans.replicas import group_sizes, layouts
+from autoshard.workload.plans.step_price import StepPrice
 
 _GB = 2**30
 

@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from ray.tune.logger import LoggerCallback
 from ray.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining, TrialScheduler
 
-from autoshard.benchmark.devices import first_line
+from autoshard.benchmark.pool.devices import first_line
 from autoshard.experiments.console import cli
 from autoshard.experiments.sweeps.trial import SCORE, STEP_SECONDS
 from autoshard.experiments.tracking.runs import TrackedRun

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.benchmark.store_rows import COLUMNS
+from autoshard.benchmark.store.rows import COLUMNS
 from autoshard.workload import EmbeddingTable
-from autoshard.workload.tables import digest
+from autoshard.workload.tables.table import digest
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 
 from autoshard.benchmark import MeasurementStore, export_parquet, import_parquet
-from autoshard.benchmark.parquet import exchanges_path
+from autoshard.benchmark.store.parquet import exchanges_path
 from autoshard.experiments.console.cli import reason_of
 from autoshard.workload import UserError, documents
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.cost_model.mixed_costs import costs_of_machines
+from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
 from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.training.options import TrainingOptions
-from autoshard.sharders.policy_network import PolicyShape
+from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
 from autoshard.workload.bounds import MAX_DEVICES, MAX_TABLES, check_bounds
 

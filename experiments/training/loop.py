@@ -19,7 +19,7 @@ from autoshard.experiments.training.policy_evaluation import Parts, PolicyEvalua
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
 from autoshard.experiments.training.run_folder import Progress, RunFolder, SavedRun
 from autoshard.sharders import Policy, load_policy, save_policy
-from autoshard.sharders.policy_files import COST_MODEL
+from autoshard.sharders.policy.files import COST_MODEL
 from autoshard.workload import UserError
 
 # Options that are stored with a policy.

@@ -9,14 +9,14 @@ import torch
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts
-from autoshard.cost_model.calibration import adapted
+from autoshard.cost_model.learning.calibration import adapted
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import TableCatalog
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.sharders.policy_network import PolicyNetwork
-from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
+from autoshard.sharders.policy.network import PolicyNetwork
+from autoshard.sharders.policy.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, UserError
-from autoshard.workload.parts import part_of_shard
+from autoshard.workload.tables.parts import part_of_shard
 
 _MIN_SHARDS = 30  # for adapting the model: with fewer, it would fit noise
 _MAX_SHARDS = 240  # the latest ones, which the model is adapted to

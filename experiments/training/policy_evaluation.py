@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.cost_model.mixed_costs import costs_of_machines
+from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import TableCatalog
 from autoshard.experiments.evaluation.planners import (
     Outcome,
@@ -18,7 +18,7 @@ from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
-from autoshard.workload.parts import Part, tables_by_part
+from autoshard.workload.tables.parts import Part, tables_by_part
 
 _MIN_TABLES = 3  # for training, and for tasks of evaluation and of tests
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")

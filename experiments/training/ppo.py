@@ -35,9 +35,9 @@ from autoshard.envs.vector import Info
 from autoshard.experiments.console import cli
 from autoshard.experiments.training.config import Goal, PPOShardConfig
 from autoshard.experiments.training.group_baseline import GroupBaselineLearner
-from autoshard.sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
-from autoshard.sharders.policy_module import PolicyModule
-from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.sharders.policy.connectors import ActionsAsBatch, ObservationsAsBatch
+from autoshard.sharders.policy.module import PolicyModule
+from autoshard.sharders.policy.network import PolicyNetwork
 from autoshard.workload import EmbeddingTable, UserError
 
 CPUS_PER_ENV_RUNNER = 0.5

@@ -6,7 +6,7 @@ Rewards and learners are those of the paper, on our network and our cost model.
 from operator import attrgetter
 
 from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig, RecipeName
-from autoshard.sharders.policy_network import PolicyShape
+from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import UserError
 from autoshard.workload.bounds import check_bounds
 

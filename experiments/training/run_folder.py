@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.sharders.policy_files import COST_MODEL
+from autoshard.sharders.policy.files import COST_MODEL
 from autoshard.workload import UserError, documents
 
 RUN_SCHEMA = documents.Schema("autoshard.training", 3)

@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from autoshard.integration.checkpoints.load_planner import ReshardingPlanner
 from autoshard.workload.errors import UserError
-from autoshard.workload.plans import ShardingPlan
+from autoshard.workload.plans.plan import ShardingPlan
 
 _PLAN = "autoshard_plan"
 

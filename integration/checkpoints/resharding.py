@@ -33,7 +33,7 @@ from autoshard.integration.models.bags import BagTable, name_of
 from autoshard.integration.plans.conversion import COPIED, FUSED, plan_of_tables
 from autoshard.integration.plans.hot_cold import prepare_as
 from autoshard.workload.errors import UserError
-from autoshard.workload.plans import ShardingPlan
+from autoshard.workload.plans.plan import ShardingPlan
 
 _INSTEAD = "use save_checkpoint, and load_checkpoint in a new model"
 _Parts = list[tuple[TensorName, Part]]

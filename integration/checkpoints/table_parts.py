@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from autoshard.integration.models.bags import HOT_IDS, name_of
 from autoshard.integration.plans.row_numbers import row_numbers
 from autoshard.workload.errors import UserError
-from autoshard.workload.tables import HOT
+from autoshard.workload.tables.table import HOT
 
 WEIGHT = "weight"
 _WEIGHT = re.compile(r"(?:(?P<path>.+)\.)?embedding_bags\.(?P<table>[^.]+)\.weight")

@@ -16,7 +16,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 # Other modules with tables, which DistributedModelParallel shards differently.
 _OTHERS = (

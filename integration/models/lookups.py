@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from autoshard.integration.models.bags import BagTable
+from autoshard.workload.access.reuse import histogram
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
 from autoshard.workload.profiling.jagged import features_of, joined_rows
-from autoshard.workload.reuse import histogram
 
 # Maximum number of steps that are counted. Of 10,240 lookups of 100,000 rows by a Zipf law of 1.1,
 # one batch puts 0.8 % of rows into other bins than 64 batches do, and four put 0.4 %.

@@ -8,11 +8,11 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import DataType
 
-from autoshard.workload.data_sheets import DataSheet
-from autoshard.workload.links import Network
-from autoshard.workload.operators import Optimizer, Weights
-from autoshard.workload.tables import EmbeddingTable
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.operators import Optimizer, Weights
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.data_sheets import DataSheet
+from autoshard.workload.tasks.links import Network
+from autoshard.workload.tasks.task import ShardingTask
 
 DATA_TYPES: Mapping[Weights, DataType] = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 FUSED_OPTIMIZERS: Mapping[Optimizer, EmbOptimType] = {

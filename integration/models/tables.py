@@ -15,8 +15,8 @@ from autoshard.integration.models.bags import BagTable, bag_tables
 from autoshard.integration.models.lookups import counted
 from autoshard.integration.models.names import DATA_TYPES, FUSED_OPTIMIZERS
 from autoshard.workload.errors import UserError
-from autoshard.workload.operators import OperatorOptions, Optimizer, Weights
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.operators import OperatorOptions, Optimizer, Weights
+from autoshard.workload.tables.table import EmbeddingTable
 
 _OPTIMIZERS = {theirs: ours for ours, theirs in FUSED_OPTIMIZERS.items()}
 _WEIGHTS = {theirs: ours for ours, theirs in DATA_TYPES.items()}

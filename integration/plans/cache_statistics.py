@@ -5,9 +5,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from torchrec.distributed.types import CacheStatistics
 
-from autoshard.workload.caches import lfu_hit_rate, lru_hit_rate
+from autoshard.workload.access.caches import lfu_hit_rate, lru_hit_rate
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 Eviction: TypeAlias = Literal["lfu", "lru"]
 

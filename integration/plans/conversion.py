@@ -14,11 +14,11 @@ from torchrec.distributed.sharding_plan import placement
 from autoshard.integration.models.bags import BagTable, bag_tables, name_of
 from autoshard.integration.models.names import device_type_here
 from autoshard.integration.plans.slower_memory import cache_of, kernel_of
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
-from autoshard.workload.placements import Placement
-from autoshard.workload.plans import PlanError, ShardingPlan
-from autoshard.workload.tables import DIM_STEP, hot_name, rows_of_block
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.plans.placements import Placement
+from autoshard.workload.plans.plan import PlanError, ShardingPlan
+from autoshard.workload.tables.table import DIM_STEP, hot_name, rows_of_block
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 FUSED = EmbeddingComputeKernel.FUSED.value
 _FUSED = (FUSED, kernel_of(0), kernel_of(1))  # all rows in device memory, none, or some in a cache

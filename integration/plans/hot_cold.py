@@ -21,11 +21,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from autoshard.integration.models.bags import bag_tables, hashed_feature
 from autoshard.integration.plans.row_numbers import RowNumbers, row_numbers
+from autoshard.workload.access.hot_ids import check_rows
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
-from autoshard.workload.hot_ids import check_rows
-from autoshard.workload.plans import ShardingPlan
-from autoshard.workload.tables import hot_name
+from autoshard.workload.plans.plan import ShardingPlan
+from autoshard.workload.tables.table import hot_name
 
 _MAX_ROWS = 2**31  # of a table: products of two numbers of rows have to be below 2^63
 

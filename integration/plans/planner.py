@@ -32,12 +32,12 @@ from autoshard.integration.plans.conversion import (
     sharding_types,
     with_hot_tables,
 )
-from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import UserError
-from autoshard.workload.placements import Placement
-from autoshard.workload.plans import ShardingPlan
-from autoshard.workload.protocols import Sharder
-from autoshard.workload.tasks import Device, ShardingTask
+from autoshard.workload.plans.placements import Placement
+from autoshard.workload.plans.plan import ShardingPlan
+from autoshard.workload.plans.protocols import Sharder
+from autoshard.workload.tasks.constraints import Constraints
+from autoshard.workload.tasks.task import Device, ShardingTask
 
 
 def planner(

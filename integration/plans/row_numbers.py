@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autoshard.integration.models.bags import HOT_IDS
-from autoshard.workload.batches import spreading_stride
+from autoshard.workload.access.batches import spreading_stride
 
 
 class RowNumbers(nn.Module):

@@ -10,7 +10,7 @@ from torchrec.distributed.types import CacheAlgorithm, CacheParams
 from autoshard.integration.models.names import lookups_of
 from autoshard.integration.plans.cache_statistics import AccessStatistics, Eviction
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 
 def memory_constraints(

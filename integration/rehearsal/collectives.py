@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.integration.rehearsal.turns import Turns
-from autoshard.workload.links import Collective
+from autoshard.workload.tasks.links import Collective
 
 Part: TypeAlias = Literal["inside", "between"]
 

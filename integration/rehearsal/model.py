@@ -22,9 +22,9 @@ from autoshard.workload import (
     ShardingPlan,
     table_lookups,
 )
+from autoshard.workload.access.batches import spreading_stride
 from autoshard.workload.arrays import Ints
-from autoshard.workload.batches import spreading_stride
-from autoshard.workload.tables import MAX_DIM
+from autoshard.workload.tables.table import MAX_DIM
 
 _DENSE_FEATURES = 13  # as Criteo has
 _NARROW = 8  # outputs of the dense layers but the last

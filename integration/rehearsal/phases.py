@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
-from autoshard.benchmark import fbgemm
 from autoshard.benchmark.backends.base import Stopwatch
+from autoshard.benchmark.operator import fbgemm
 from autoshard.benchmark.rehearsals import trace
 from autoshard.benchmark.rehearsals.trace import PHASES, Event, Trace, TracedStep
 from autoshard.integration import HotCold
-from autoshard.workload.links import Collective
+from autoshard.workload.tasks.links import Collective
 
 _OUTSIDE = -1  # exchanging, or waiting for it
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import ray
 
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
-from autoshard.benchmark.devices import reports_of
+from autoshard.benchmark.pool.devices import reports_of
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.replicas import rank_bytes
+from autoshard.workload.plans.replicas import rank_bytes
 from autoshard.workload.sizes import format_bytes
 
 _PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark.backends.base import DeviceBackend, Place
-from autoshard.benchmark.device_lock import this_pool
-from autoshard.benchmark.process import at_usual_priority
-from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.machine.device_lock import this_pool
+from autoshard.benchmark.machine.process import at_usual_priority
+from autoshard.benchmark.operator.reference import reference_operators
 from autoshard.benchmark.rehearsals.times import Loop
 
 if TYPE_CHECKING:  # it loads torch
@@ -52,13 +52,13 @@ class RehearsalRank:
         """Returns hardware, and versions of libraries."""
         from torchrec import __version__
 
-        from autoshard.benchmark import fbgemm
+        from autoshard.benchmark.operator import fbgemm
 
         return self._backend.fingerprint(), f"{fbgemm.library_versions()}, torchrec {__version__}"
 
     def open_rendezvous(self) -> tuple[str, int]:
         """Returns host and port where the ranks meet."""
-        from autoshard.benchmark.exchange import Rendezvous
+        from autoshard.benchmark.operator.exchange import Rendezvous
 
         self._rendezvous = Rendezvous()
         return self._rendezvous.host, self._rendezvous.port

@@ -11,16 +11,16 @@ from ray.exceptions import RayActorError, RayError
 
 from autoshard.benchmark.backends import RequestedKind, best_backend, requested_backend
 from autoshard.benchmark.backends.base import Place
-from autoshard.benchmark.device_lock import DeviceBusy
-from autoshard.benchmark.devices import first_line, nodes_that_measure
-from autoshard.benchmark.pool import find_pool, pool_names
+from autoshard.benchmark.machine.device_lock import DeviceBusy
+from autoshard.benchmark.pool.devices import first_line, nodes_that_measure
+from autoshard.benchmark.pool.pool import find_pool, pool_names
 from autoshard.benchmark.rehearsals.kept import KeptRehearsals, comparable, made_before
 from autoshard.benchmark.rehearsals.times import Loop, RankReport, Rehearsal, Round
-from autoshard.benchmark.store import MeasurementStore
+from autoshard.benchmark.store.measurements import MeasurementStore
 from autoshard.integration.rehearsal.places import check_plan, places_of_ranks
 from autoshard.integration.rehearsal.rank import RehearsalRank
 from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.replicas import rank_bytes
+from autoshard.workload.plans.replicas import rank_bytes
 
 WARM_UP = 5  # steps
 ROUND_STEPS = 10  # steps of a plan in a round of several

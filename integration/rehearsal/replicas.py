@@ -6,8 +6,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchrec.distributed.types import ShardingEnv2D
 
-from autoshard.benchmark import fbgemm
-from autoshard.workload.replicas import ReplicaGroups
+from autoshard.benchmark.operator import fbgemm
+from autoshard.workload.plans.replicas import ReplicaGroups
 
 
 class Replicas:

@@ -38,7 +38,7 @@ from autoshard.integration.rehearsal.model import (
 from autoshard.integration.rehearsal.phases import Phases
 from autoshard.integration.rehearsal.replicas import Replicas
 from autoshard.workload import ShardingPlan, ShardingTask
-from autoshard.workload.tables import HOT
+from autoshard.workload.tables.table import HOT
 
 LEARNING_RATE = 0.1
 _FUSED_EPS = 1e-8  # FBGEMM's default

@@ -20,10 +20,10 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.checkpoint import PRETRAINED
-from autoshard.cost_model.evaluation import evaluate
-from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
-from autoshard.cost_model.repeated_measurements import (
+from autoshard.cost_model.learning.evaluation import evaluate
+from autoshard.cost_model.learning.measured_knowledge import MeasuredKnowledge
+from autoshard.cost_model.models.checkpoint import PRETRAINED
+from autoshard.cost_model.pricing.repeated_measurements import (
     SEEDS,
     RepeatedMeasurements,
     evaluation_seeds,

@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
-from autoshard.cost_model.mixed_costs import costs_of_machines
+from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import TableCatalog
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.evaluation.planners import estimated, make_plans, steps_of
@@ -22,7 +22,7 @@ from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import SharderContext, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 from bench.metric import Metric
 from bench.workbench import say
 

@@ -15,9 +15,9 @@ from autoshard.envs.task_families import ALL, FILLS, Choice
 from autoshard.experiments.training.config import LearnerName, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import Policy
-from autoshard.sharders.policy_network import PolicyNetwork
-from autoshard.sharders.rollouts import PolicyRollouts
-from autoshard.workload.parts import tables_by_part
+from autoshard.sharders.policy.network import PolicyNetwork
+from autoshard.sharders.policy.rollouts import PolicyRollouts
+from autoshard.workload.tables.parts import tables_by_part
 from bench.headroom import Headroom, Tried, annealed, mean_of, oracle_of, ratio_of
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import say

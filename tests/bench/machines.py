@@ -13,17 +13,21 @@ from scipy import stats
 
 import autoshard.cost_model
 from autoshard.benchmark import ReferenceLevel
-from autoshard.benchmark.hardware import cpu_fingerprint
-from autoshard.benchmark.probing import probe_here
+from autoshard.benchmark.machine.hardware import cpu_fingerprint
+from autoshard.benchmark.probe.probing import probe_here
 from autoshard.cost_model import CostDataset, read_costs
-from autoshard.cost_model.calibration_design import most_informative
-from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.compute_training import Examples
-from autoshard.cost_model.machine_fitting import fitted_to
-from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_machines, usual_shards
-from autoshard.cost_model.machines import Machines
-from autoshard.cost_model.probed_machine import probed_costs
-from autoshard.cost_model.training import TrainOptions
+from autoshard.cost_model.learning.calibration_design import most_informative
+from autoshard.cost_model.learning.compute_training import Examples
+from autoshard.cost_model.learning.machine_fitting import fitted_to
+from autoshard.cost_model.learning.machine_training import (
+    KNOWN_SHARDS,
+    train_machines,
+    usual_shards,
+)
+from autoshard.cost_model.learning.probed_machine import probed_costs
+from autoshard.cost_model.learning.training import TrainOptions
+from autoshard.cost_model.models.machines import Machines
+from autoshard.cost_model.networks.compute import ComputeCostModel
 from bench.metric import Metric
 from bench.model import shipped_costs
 from bench.workbench import say

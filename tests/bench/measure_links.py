@@ -19,9 +19,9 @@ import ray
 
 from autoshard.benchmark import BenchmarkPool, Exchange
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
-from autoshard.cost_model.link_fit import exchange_ms, fit_links
+from autoshard.cost_model.learning.links import exchange_ms, fit_links
 from autoshard.experiments.collecting.collection import measure_equal
-from autoshard.workload.links import AnyLink, all_reduce_ms
+from autoshard.workload.tasks.links import AnyLink, all_reduce_ms
 
 _BATCH = 1024
 _COLLECTIVES: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")

@@ -19,8 +19,8 @@ from autoshard.workload import (
     slow_share,
     synthetic_tables,
 )
-from autoshard.workload.fast_memory import even_rows, whole_table_rows
-from autoshard.workload.lookups import lookups_in
+from autoshard.workload.access.lookups import lookups_in
+from autoshard.workload.access.memory_tiers import even_rows, whole_table_rows
 from bench.metric import Metric
 from bench.workbench import say
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from autoshard.benchmark import MachineProbe, Measurement, MeasureSettings, Timing
 from autoshard.benchmark.measurement import Directions
-from autoshard.benchmark.probe import Passes
-from autoshard.benchmark.probing import probe_here
+from autoshard.benchmark.probe.probing import probe_here
+from autoshard.benchmark.probe.report import Passes
 from autoshard.cost_model import (
     EstimatedCosts,
     OtherHardware,
@@ -27,11 +27,11 @@ from autoshard.cost_model import (
     TableResiduals,
     load_model,
 )
-from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
-from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.mixed_costs import MixedCosts
-from autoshard.cost_model.probed_machine import on_machine
-from autoshard.cost_model.roofline import roofline_model
+from autoshard.cost_model.learning.calibration import MIN_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.learning.probed_machine import on_machine
+from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.networks.dataset import CostDataset
+from autoshard.cost_model.pricing.mixed_costs import MixedCosts
 from autoshard.sharders import (
     AnnealingSharder,
     MeasuringSharder,
@@ -51,7 +51,7 @@ from autoshard.workload import (
     random_shards,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.tasks.data_sheets import DATA_SHEETS
 from bench.metric import Metric
 from bench.time_shards import ROUND_SECONDS
 from bench.workbench import say

@@ -22,19 +22,19 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.calibration import MAX_CALIBRATION_SHARDS, calibrate
-from autoshard.cost_model.checkpoint import PRETRAINED
-from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.evaluation import (
+from autoshard.cost_model.learning.calibration import MAX_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.learning.compute_training import train_compute
+from autoshard.cost_model.learning.evaluation import (
     Score,
     evaluate,
     evaluations_per_second,
     placements_per_second,
 )
+from autoshard.cost_model.learning.training import TrainOptions
+from autoshard.cost_model.models.checkpoint import PRETRAINED
+from autoshard.cost_model.networks.compute import ComputeCostModel
+from autoshard.cost_model.networks.dataset import CostDataset
 from autoshard.cost_model.threads import one_thread
-from autoshard.cost_model.training import TrainOptions
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
 from bench.metric import Metric

@@ -15,12 +15,12 @@ import numpy as np
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.backends.base import Stopwatch, TimedOperator
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
-from autoshard.benchmark.embedding_op import EmbeddingOp
-from autoshard.benchmark.hardware import last_level_cache_bytes
+from autoshard.benchmark.machine.hardware import last_level_cache_bytes
 from autoshard.benchmark.measurement import Directions
-from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.operator.embedding_op import EmbeddingOp
+from autoshard.benchmark.operator.reference import reference_operators
+from autoshard.benchmark.operator.timing import time_interleaved
 from autoshard.benchmark.statistics import standard_error
-from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import Shard, load_tables, random_shards
 from autoshard.workload.arrays import Floats
 from bench.metric import Metric, mean_and_interval

@@ -13,7 +13,7 @@ import numpy as np
 
 from autoshard.sharders import make_sharder
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.rules import Kind, Rule
+from autoshard.workload.tasks.rules import Kind, Rule
 from bench.metric import Metric
 from bench.workbench import context_of, say
 

@@ -36,7 +36,7 @@ from autoshard.workload import (
     documents,
     load_tables,
 )
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 from bench.metric import Metric
 from bench.model import calibrated_here
 from bench.workbench import cpu_pool

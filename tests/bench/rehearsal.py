@@ -27,7 +27,7 @@ from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.evaluation.ratio import relative
 from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
-from autoshard.sharders.random_plans import plans_of_all_ways
+from autoshard.sharders.heuristics.random_plans import plans_of_all_ways
 from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables
 from autoshard.workload.arrays import Floats
 from bench.metric import Metric

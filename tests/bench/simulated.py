@@ -25,7 +25,7 @@ from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import ShardingPlan, ShardingTask, load_tables
-from autoshard.workload.parts import tables_by_part
+from autoshard.workload.tables.parts import tables_by_part
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 

@@ -15,9 +15,9 @@ import ray
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Timing, TimingOptions
 from autoshard.benchmark.backends.base import Place
-from autoshard.benchmark.fleet import Fleet, PoolDevice
-from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.machine.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Directions
+from autoshard.benchmark.pool.fleet import Fleet, PoolDevice
 from autoshard.workload import Shard
 
 _VERSIONS = "simulated"

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoshard.benchmark import MeasureSettings, fbgemm
+from autoshard.benchmark import MeasureSettings
 from autoshard.benchmark.backends.base import TimedOperator
 from autoshard.benchmark.backends.cpu import CpuBackend
-from autoshard.benchmark.embedding_op import EmbeddingOp
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
+from autoshard.benchmark.operator import fbgemm
+from autoshard.benchmark.operator.embedding_op import EmbeddingOp
 from autoshard.workload import EmbeddingTable, Piece, Shard
 
 _GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")  # of version 1, and of version 2

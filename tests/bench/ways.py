@@ -23,9 +23,9 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
-from autoshard.workload.rules import Kind, Rule
-from autoshard.workload.tables import rows_of_block
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
+from autoshard.workload.tables.table import rows_of_block
+from autoshard.workload.tasks.rules import Kind, Rule
 from bench.metric import Metric
 from bench.other_ways import other_ways_metrics
 from bench.workbench import context_of, say

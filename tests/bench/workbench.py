@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from autoshard.benchmark.backends.base import DeviceBackend, Stopwatch, TimedOperator
-from autoshard.benchmark.embedding_op import build_module
+from autoshard.benchmark.machine.process import keep_freed_memory
 from autoshard.benchmark.measurement import TimingOptions
-from autoshard.benchmark.process import keep_freed_memory
-from autoshard.benchmark.timing import time_interleaved
+from autoshard.benchmark.operator.embedding_op import build_module
+from autoshard.benchmark.operator.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024

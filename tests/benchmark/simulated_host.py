@@ -20,7 +20,7 @@ import numpy as np
 
 from autoshard.benchmark.backends.base import Iteration, TimedOperator
 from autoshard.benchmark.backends.cpu import DISTURBED_SHARE, REFERENCE_WARM_UPS
-from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.machine.clearing import Clearing
 
 MIB = 2**20
 _FIRST_FLUSH_BYTES = MIB  # read before it is known how fast that is

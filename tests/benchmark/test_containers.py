@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from machines import DOCKER_V1, JOB_V2, written
 
-from autoshard.benchmark.containers import cpu_quota, memory_limit, throttled_seconds
-from autoshard.benchmark.hardware import pick_cores
+from autoshard.benchmark.machine.containers import cpu_quota, memory_limit, throttled_seconds
+from autoshard.benchmark.machine.hardware import pick_cores
 
 V1 = "sys/fs/cgroup/cpu,cpuacct"
 JOBS = "sys/fs/cgroup/jobs.slice"

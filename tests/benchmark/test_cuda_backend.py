@@ -15,16 +15,16 @@ import torch.distributed as dist
 from simulated_gpu import SimulatedRuntime
 
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
-from autoshard.benchmark.actor import DeviceBenchmark
 from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here, nvml
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
-from autoshard.benchmark.device_lock import DeviceBusy
-from autoshard.benchmark.exchange import ExchangeRanks
-from autoshard.benchmark.exchanging import measure_exchange
-from autoshard.benchmark.fleet import Fleet, PoolDevice
-from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
+from autoshard.benchmark.machine.device_lock import DeviceBusy
+from autoshard.benchmark.machine.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
+from autoshard.benchmark.operator.exchange import ExchangeRanks
+from autoshard.benchmark.pool.actor import DeviceBenchmark
+from autoshard.benchmark.pool.exchanges import measure_exchange
+from autoshard.benchmark.pool.fleet import Fleet, PoolDevice
 from autoshard.benchmark.rehearsals.trace import FORWARD
 from autoshard.workload import EmbeddingTable, Shard, UserError, table_lookups
 

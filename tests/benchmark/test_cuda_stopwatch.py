@@ -7,7 +7,7 @@ from simulated_stream import L2_BYTES, SimulatedOperator, SimulatedStream
 
 from autoshard.benchmark import TimingOptions
 from autoshard.benchmark.backends.cuda_stopwatch import CudaStopwatch
-from autoshard.benchmark.timing import time_interleaved
+from autoshard.benchmark.operator.timing import time_interleaved
 
 FLUSH_BYTES = 2 * L2_BYTES
 OPTIONS = TimingOptions(precision=0.01, max_iterations=30)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from autoshard.benchmark.device_lock import DeviceBusy, claimed, this_pool
+from autoshard.benchmark.machine.device_lock import DeviceBusy, claimed, this_pool
 
 CORE, OTHER = "core 10000", "core 10001"  # no machine has them: nobody is kept from measuring
 
@@ -50,7 +50,7 @@ def test_after_an_error_a_core_is_free_and_its_file_names_nobody(tmp_path: Path)
 HOLD = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from autoshard.benchmark.device_lock import claimed
+from autoshard.benchmark.machine.device_lock import claimed
 with claimed(sys.argv[2], "a pool with a long label that is killed", 0):
     print("held", flush=True)
     sys.stdin.read()

@@ -13,11 +13,11 @@ import ray
 import simulated_gpu
 from commands import wait_until
 
-from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, devices
+from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
-from autoshard.benchmark.fleet import PoolError
-from autoshard.benchmark.pool import end_pool
+from autoshard.benchmark.pool.fleet import PoolError
+from autoshard.benchmark.pool.pool import devices, end_pool
 from autoshard.integration.rehearsal import rank_group
 from autoshard.integration.rehearsal.rank_group import Effort, RankError, RankGroup
 from autoshard.workload import (

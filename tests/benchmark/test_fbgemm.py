@@ -2,7 +2,7 @@ from importlib import metadata
 
 import pytest
 
-from autoshard.benchmark import fbgemm
+from autoshard.benchmark.operator import fbgemm
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

@@ -16,8 +16,8 @@ from autoshard.benchmark import (
     TimingOptions,
 )
 from autoshard.benchmark.backends import backend_of
-from autoshard.benchmark.devices import nodes_that_measure
-from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.machine.hardware import NodeReport
+from autoshard.benchmark.pool.devices import nodes_that_measure
 from autoshard.workload import EmbeddingTable, random_shards
 
 SETTINGS = MeasureSettings(256)
@@ -124,7 +124,7 @@ def test_a_store_that_only_another_machine_can_read_is_reported(
 ) -> None:
     pool = make_pool()
     pool.check_store_is_here()
-    monkeypatch.setattr("autoshard.benchmark.pool.machine_id", lambda: "elsewhere:1")
+    monkeypatch.setattr("autoshard.benchmark.pool.pool.machine_id", lambda: "elsewhere:1")
     with pytest.raises(PoolError, match=r"costs\.db is on .*, where the cluster's pool"):
         pool.check_store_is_here()
 

@@ -7,7 +7,7 @@ import pytest
 from machines import CPUS, DOCKER_V1, JOB_V2, NODES, server, written
 
 from autoshard.benchmark.backends.cpu import CpuBackend, share_memory
-from autoshard.benchmark.hardware import (
+from autoshard.benchmark.machine.hardware import (
     NodeReport,
     NumaNode,
     cpu_fingerprint,

@@ -18,8 +18,8 @@ from autoshard.benchmark import (
     price_plan,
     read_parquet_exchanges,
 )
-from autoshard.benchmark.exchange import samples_of_ranks
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective, MeasurementError
+from autoshard.benchmark.operator.exchange import samples_of_ranks
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -33,8 +33,8 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import ShardingOption
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
+from autoshard.workload.ways.option import ShardingOption
 
 A, B = EmbeddingTable("a", 100, 16, 1.0), EmbeddingTable("b", 100, 8, 1.0)
 TASK = ShardingTask((A, B), Device.uniform(3, 10**6), 64)

@@ -24,9 +24,9 @@ from autoshard.benchmark import (
     TimingOptions,
 )
 from autoshard.benchmark.backends import cpu
-from autoshard.benchmark.device_lock import claimed
-from autoshard.benchmark.hardware import physical_cores, with_threads
-from autoshard.benchmark.pool import end_pool, pool_names
+from autoshard.benchmark.machine.device_lock import claimed
+from autoshard.benchmark.machine.hardware import physical_cores, with_threads
+from autoshard.benchmark.pool.pool import end_pool, pool_names
 from autoshard.workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
 SETTINGS = MeasureSettings(256)
@@ -275,7 +275,7 @@ def test_a_coordinator_that_is_killed_again_and_again_ends_the_request(
     fresh_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ray's memory monitor does it when shards are too large for the machine."""
-    monkeypatch.setattr("autoshard.benchmark.pool._MAX_LOSSES", 2)
+    monkeypatch.setattr("autoshard.benchmark.pool.pool._MAX_LOSSES", 2)
     pool = fresh_pool(max_devices=1)
     with Endless(tmp_path) as endless, ThreadPoolExecutor() as threads:
         asked = threads.submit(pool.measure, [endless.shard], SETTINGS, QUICK)

@@ -13,17 +13,11 @@ from hypothesis import strategies as st
 from machines import CPUS, DOCKER_V1, JOB_V2, server, written
 from simulated_gpu import SimulatedRuntime
 
-from autoshard.benchmark import (
-    BenchmarkPool,
-    MeasurementStore,
-    ReferenceLevel,
-    probing,
-    probing_memory,
-)
+from autoshard.benchmark import BenchmarkPool, MeasurementStore, ReferenceLevel
 from autoshard.benchmark.backends.cpu import CpuBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
-from autoshard.benchmark.containers import memory_left
-from autoshard.benchmark.hardware import (
+from autoshard.benchmark.machine.containers import memory_left
+from autoshard.benchmark.machine.hardware import (
     CacheReport,
     SystemReport,
     cpu_fingerprint,
@@ -31,8 +25,8 @@ from autoshard.benchmark.hardware import (
     free_memory_bytes,
     physical_cores,
 )
-from autoshard.benchmark.parquet import export_parquet, import_parquet, read_parquet_probes
-from autoshard.benchmark.probe import (
+from autoshard.benchmark.probe.probing import probe_here, run_probe
+from autoshard.benchmark.probe.report import (
     MachineProbe,
     OperatorPrices,
     Passes,
@@ -42,11 +36,13 @@ from autoshard.benchmark.probe import (
     UpdateTime,
     WorkingSet,
     load_probe,
+    probing,
     save_probe,
 )
-from autoshard.benchmark.probe_shards import PROBE_SHARDS
-from autoshard.benchmark.probing import probe_here, run_probe
-from autoshard.cost_model.probed_machine import MIN_PROBE_SHARDS
+from autoshard.benchmark.probe.report import memory as probing_memory
+from autoshard.benchmark.probe.shards import PROBE_SHARDS
+from autoshard.benchmark.store.parquet import export_parquet, import_parquet, read_parquet_probes
+from autoshard.cost_model.learning.probed_machine import MIN_PROBE_SHARDS
 from autoshard.workload import UserError
 
 MIB = 2**20

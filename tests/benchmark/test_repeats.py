@@ -12,7 +12,7 @@ from autoshard.benchmark.measurement import (
     ReferenceLevel,
     Timing,
 )
-from autoshard.benchmark.repeats import deviation_of_repeats, merged, own_error
+from autoshard.benchmark.operator.repeats import deviation_of_repeats, merged, own_error
 from autoshard.benchmark.statistics import pooled_variance, standard_error
 from autoshard.workload import EmbeddingTable, Shard
 

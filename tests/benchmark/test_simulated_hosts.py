@@ -19,8 +19,8 @@ from autoshard.benchmark.measurement import (
     Timing,
     TimingOptions,
 )
-from autoshard.benchmark.repeats import deviation_of_repeats, merged
-from autoshard.benchmark.timing import time_interleaved
+from autoshard.benchmark.operator.repeats import deviation_of_repeats, merged
+from autoshard.benchmark.operator.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, Shard
 
 OPTIONS = TimingOptions()

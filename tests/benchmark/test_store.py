@@ -28,7 +28,7 @@ from autoshard.benchmark import (
     read_parquet_exchanges,
 )
 from autoshard.benchmark.measurement import Directions, ExchangeKey
-from autoshard.benchmark.store_rows import pack_ids, unpack_ids
+from autoshard.benchmark.store.rows import pack_ids, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
@@ -363,7 +363,7 @@ class _FullDisk:
 def test_a_locked_store_is_one_line(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoshard.benchmark.store_file.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("autoshard.benchmark.store.file.BUSY_SECONDS", 0.1)
     with MeasurementStore(tmp_path / "costs.db") as store:
         with sqlite3.connect(tmp_path / "costs.db", isolation_level=None) as other:
             other.execute("BEGIN EXCLUSIVE")

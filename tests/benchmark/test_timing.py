@@ -19,9 +19,8 @@ from autoshard.benchmark.backends.base import (
     TimedOperator,
 )
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
-from autoshard.benchmark.clearing import Clearing
-from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
-from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
+from autoshard.benchmark.machine.clearing import Clearing
+from autoshard.benchmark.machine.hardware import last_level_cache_bytes, physical_cores
 from autoshard.benchmark.measurement import (
     MeasureSettings,
     ReferenceLevel,
@@ -29,10 +28,11 @@ from autoshard.benchmark.measurement import (
     Timing,
     TimingOptions,
 )
-from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.repeats import own_error
+from autoshard.benchmark.operator.embedding_op import EmbeddingOp, build_module
+from autoshard.benchmark.operator.reference import reference_operators
+from autoshard.benchmark.operator.repeats import own_error
+from autoshard.benchmark.operator.timing import time_interleaved
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error, uncontended_level
-from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 
 SETTINGS = MeasureSettings(256)

@@ -18,8 +18,13 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
-from autoshard.cost_model.evaluation import evaluate
+from autoshard.cost_model.learning.evaluation import evaluate
+from autoshard.cost_model.models.checkpoint import (
+    PRETRAINED,
+    CheckpointError,
+    load_model,
+    save_model,
+)
 from autoshard.workload import EmbeddingTable, Link, Network, Shard, random_shards
 
 
@@ -128,7 +133,7 @@ def test_a_write_that_fails_leaves_the_old_model(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("autoshard.cost_model.checkpoint.save", full)
+    monkeypatch.setattr("autoshard.cost_model.models.checkpoint.save", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save_model(model, folder, force=True)
     monkeypatch.undo()

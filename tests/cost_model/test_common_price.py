@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.common_price import CommonPrice
+from autoshard.cost_model.step.common_price import CommonPrice
 from autoshard.workload import Device, Link, Network, Objective, Piece, ShardingTask, load_tables
-from autoshard.workload.options import (
+from autoshard.workload.plans.sharded import Sharded
+from autoshard.workload.tables.table import can_be_split, halves
+from autoshard.workload.ways.option import (
     COLUMN_WISE,
     DATA_PARALLEL,
     ShardingOption,
     blocks_of,
 )
-from autoshard.workload.sharded import Sharded
-from autoshard.workload.tables import can_be_split, halves
 
 BATCH = 4096
 NETWORK = Network(Link(2e10, 2e-5, 1e10, 3e-5), Link(5e9, 5e-5), 2)

@@ -10,19 +10,13 @@ from formula import formula_data, formula_ms, measurement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.cost_model import (
-    CostDataset,
-    CostModel,
-    EstimatedCosts,
-    OutsideTraining,
-    compute,
-    scenarios,
-    split,
-)
-from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
-from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
-from autoshard.cost_model.training import TrainOptions
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, OutsideTraining, split
+from autoshard.cost_model.learning.compute_training import train_compute
+from autoshard.cost_model.learning.evaluation import Score, evaluate, net_of_noise
+from autoshard.cost_model.learning.training import TrainOptions
+from autoshard.cost_model.networks import compute
+from autoshard.cost_model.pricing.placement_state import TaskPlacement, UnitCatalog
+from autoshard.cost_model.uncertainty import scenarios
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -32,9 +26,9 @@ from autoshard.workload import (
     random_shards,
     synthetic_tables,
 )
-from autoshard.workload.admission import RuleMasks
-from autoshard.workload.parts import Part
-from autoshard.workload.tables import can_be_split, halves
+from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.tables.parts import Part
+from autoshard.workload.tables.table import can_be_split, halves
 
 TABLES = synthetic_tables(40, seed=5, profile="small")
 numbers = st.lists(st.integers(0, len(TABLES) - 1), min_size=1, max_size=30, unique=True)

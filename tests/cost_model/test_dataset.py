@@ -12,7 +12,7 @@ from autoshard.benchmark import Measurement, MeasurementStore, ReferenceLevel, e
 from autoshard.benchmark.measurement import Directions
 from autoshard.cost_model import CostDataset, DataError, Selection, read_costs, split
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, random_shards
-from autoshard.workload.parts import part_of_shard, tables_by_part
+from autoshard.workload.tables.parts import part_of_shard, tables_by_part
 
 FP16 = OperatorOptions("fp16")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autoshard.cost_model import EstimatedCosts, slowest_by_phase
-from autoshard.cost_model.explanation import ALL_PHASES
+from autoshard.cost_model.pricing.explanation import ALL_PHASES
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -19,7 +19,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.objective import PHASES
+from autoshard.workload.tasks.objective import PHASES
 
 
 @pytest.fixture(params=[Objective("compute"), Objective("operators", Link(1e9, 1e-4))], ids=str)

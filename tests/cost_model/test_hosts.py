@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import autoshard.cost_model
-from autoshard.benchmark.parquet import read_parquet_probes
-from autoshard.cost_model.dataset import read_costs, split
+from autoshard.benchmark.store.parquet import read_parquet_probes
+from autoshard.cost_model.networks.dataset import read_costs, split
 
 HOSTS = Path(autoshard.cost_model.__file__).parent / "hosts"
 FILES = sorted(HOSTS.glob("*.parquet"))

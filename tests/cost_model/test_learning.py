@@ -15,13 +15,13 @@ from autoshard.cost_model import (
     DataError,
     EstimatedCosts,
     OutsideTraining,
-    calibration,
     load_model,
 )
-from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
-from autoshard.cost_model.evaluation import Score, evaluations_per_second
-from autoshard.cost_model.link_fit import exchange_ms, fit_links, link_error
-from autoshard.cost_model.proposals import compare_predictions, select_shards_to_measure
+from autoshard.cost_model.learning import calibration
+from autoshard.cost_model.learning.calibration import MIN_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.learning.evaluation import Score, evaluations_per_second
+from autoshard.cost_model.learning.links import exchange_ms, fit_links, link_error
+from autoshard.cost_model.pricing.proposals import compare_predictions, select_shards_to_measure
 from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
 from autoshard.workload import (
     Device,
@@ -37,9 +37,9 @@ from autoshard.workload import (
     random_shards,
     random_tasks,
 )
-from autoshard.workload.links import all_reduce_ms
-from autoshard.workload.parts import Part, part_of_shard
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
+from autoshard.workload.tables.parts import Part, part_of_shard
+from autoshard.workload.tasks.links import all_reduce_ms
 
 OTHER = OperatorOptions("fp16")
 

@@ -10,32 +10,31 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau
 
 from autoshard.benchmark import MachineProbe, ReferenceLevel
-from autoshard.benchmark.probe import OperatorPrices, Passes, ProbedShard, ProbeError, UpdateTime
-from autoshard.benchmark.probe_shards import PROBE_SHARDS
-from autoshard.cost_model import (
-    CostDataset,
-    CostModel,
-    EstimatedCosts,
-    calibration,
-    load_model,
-    machine_fitting,
-    save_model,
+from autoshard.benchmark.probe.report import (
+    OperatorPrices,
+    Passes,
+    ProbedShard,
+    ProbeError,
+    UpdateTime,
 )
-from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
-from autoshard.cost_model.calibration_design import most_informative
-from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.compute_training import Examples
-from autoshard.cost_model.inputs import piece_inputs
-from autoshard.cost_model.machine_fitting import fitted_to
-from autoshard.cost_model.machine_training import (
+from autoshard.benchmark.probe.shards import PROBE_SHARDS
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, load_model, save_model
+from autoshard.cost_model.learning import calibration, machine_fitting
+from autoshard.cost_model.learning.calibration import MIN_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.learning.calibration_design import most_informative
+from autoshard.cost_model.learning.compute_training import Examples
+from autoshard.cost_model.learning.machine_fitting import fitted_to
+from autoshard.cost_model.learning.machine_training import (
     LeftOut,
     inferred_update_ns,
     train_and_leave_out,
 )
-from autoshard.cost_model.machines import Machines
-from autoshard.cost_model.network import INPUTS
-from autoshard.cost_model.probed_machine import kept_probe, on_machine
-from autoshard.cost_model.training import TrainOptions
+from autoshard.cost_model.learning.probed_machine import kept_probe, on_machine
+from autoshard.cost_model.learning.training import TrainOptions
+from autoshard.cost_model.models.machines import Machines
+from autoshard.cost_model.networks.compute import ComputeCostModel
+from autoshard.cost_model.networks.inputs import piece_inputs
+from autoshard.cost_model.networks.network import INPUTS
 from autoshard.workload import EmbeddingTable, Objective, Shard, UserError, random_shards
 
 # Machines: what lookups cost there over what the formula says, and the update of a distinct row.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autoshard.cost_model.compute import ResidualPrior
+from autoshard.cost_model.networks.compute import ResidualPrior
 
 
 def test_residuals_in_ms_matter_for_small_shards_alone() -> None:

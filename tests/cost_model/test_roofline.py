@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.calibration import calibrate
-from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.roofline import roofline_model
+from autoshard.cost_model.learning.calibration import calibrate
+from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.networks.dataset import CostDataset
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -17,7 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
-from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.tasks.data_sheets import DATA_SHEETS
 
 H100 = DATA_SHEETS["h100-80gb"]
 
@@ -103,7 +103,7 @@ def test_measured_shards_calibrate_it(monkeypatch: pytest.MonkeyPatch) -> None:
         reference_level=None,
     )
     # Folds are for the uncertainty.
-    monkeypatch.setattr("autoshard.cost_model.calibration._FOLDS", 2)
+    monkeypatch.setattr("autoshard.cost_model.learning.calibration._FOLDS", 2)
     known = calibrate(model, data.subset(range(40)))
     assert (known.data_sheet, known.provenance.hardware) == (None, data.hardware)
     unseen = data.subset(range(40, 60))

@@ -17,17 +17,17 @@ from autoshard.cost_model import (
     save_model,
     slowest_by_phase,
 )
-from autoshard.cost_model.common_price import CommonPrice
-from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, fit_rows, report_on
-from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
-from autoshard.cost_model.way_overheads import (
+from autoshard.cost_model.learning.overheads import fit_copies, fit_overhead, fit_rows, report_on
+from autoshard.cost_model.step.common_price import CommonPrice
+from autoshard.cost_model.step.option_overheads import (
     HOT_OVERHEAD,
     CopyOverhead,
     RowOverhead,
     copy_loads,
 )
+from autoshard.cost_model.step.overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
 from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder, next_steps
-from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
+from autoshard.sharders.heuristics.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import (
     Device,
     Link,
@@ -37,8 +37,8 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption, columns_task
-from autoshard.workload.rules import Rule
+from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, columns_task
 
 OVERHEAD = StepOverhead(
     forward=DirectionOverhead(1.1, 5.0, 0.8, 60.0, 1.5),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
-from autoshard.cost_model.step_prediction import SCENARIOS
+from autoshard.cost_model.pricing.prediction import SCENARIOS
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -20,7 +20,7 @@ from autoshard.workload import (
     ShardingTask,
     synthetic_tables,
 )
-from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
+from autoshard.workload.plans.step_price import StepPrice, expected_slowest, norm_power
 
 KNOWN = synthetic_tables(16, seed=11, profile="small")
 OUTSIDE = tuple(

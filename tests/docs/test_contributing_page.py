@@ -9,7 +9,8 @@ from pages import python_blocks, text_of
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Costs
-from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError, readers
+from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
+from autoshard.workload.sources import readers
 
 
 @pytest.fixture(scope="module")

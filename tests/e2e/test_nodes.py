@@ -8,7 +8,7 @@ from commands import PATIENCE, wait_until
 from ray._private.state import actors
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.workload import EmbeddingTable, random_shards
 
 QUICK = TimingOptions(precision=0.2, max_iterations=9)

@@ -11,7 +11,7 @@ from known_links import BOTH, NONE, RANKS, steps_by_known_links
 from namespaces import Machine, missing, two_nodes
 from ports import free_port
 
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.workload import Network
 

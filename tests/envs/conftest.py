@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from autoshard.cost_model import CostDataset, CostModel
-from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.learning.compute_training import train_compute
+from autoshard.cost_model.learning.training import TrainOptions
 from autoshard.cost_model.threads import one_thread
-from autoshard.cost_model.training import TrainOptions
 from autoshard.envs import TableCatalog
 from autoshard.workload import EmbeddingTable
-from autoshard.workload.parts import Part
+from autoshard.workload.tables.parts import Part
 
 
 @pytest.fixture(autouse=True)

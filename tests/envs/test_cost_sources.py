@@ -11,7 +11,7 @@ from episodes import AMPLE, assignment, episodes_of, greedily, instance
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
-from autoshard.cost_model.step_overhead import SHARED_LOADS, DirectionOverhead, StepOverhead
+from autoshard.cost_model.step.overhead import SHARED_LOADS, DirectionOverhead, StepOverhead
 from autoshard.envs import (
     BatchedPlacementEnv,
     Costs,
@@ -32,7 +32,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.plans.step_price import StepPrice
 
 BATCH_SIZE = 512
 INSTANCES = [instance([0, 1, 2], AMPLE, AMPLE), instance([3, 4, 5], AMPLE, AMPLE, AMPLE)]

@@ -23,7 +23,7 @@ from episodes import (
 from hypothesis import given
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead
+from autoshard.cost_model.step.overhead import DirectionOverhead, StepOverhead
 from autoshard.envs import (
     BatchedPlacementEnv,
     Layout,
@@ -39,8 +39,8 @@ from autoshard.workload import (
     Rule,
     ShardingPlan,
 )
-from autoshard.workload.admission import RuleMasks
-from autoshard.workload.tables import halves
+from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.tables.table import halves
 
 SPLIT = 0.3  # share of random actions that split, where a split is allowed
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.inputs import unit_amounts
+from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.envs import (
     BatchedPlacementEnv,
     EstimatedCostSource,
@@ -21,8 +21,8 @@ from autoshard.envs import (
 )
 from autoshard.envs.devices import STAGES
 from autoshard.workload import EmbeddingTable, Link, Objective
-from autoshard.workload.objective import ObjectiveName
-from autoshard.workload.step_price import StepPrice, step_ms
+from autoshard.workload.plans.step_price import StepPrice, step_ms
+from autoshard.workload.tasks.objective import ObjectiveName
 
 LINKS = (None, Link(1e9), Link(2e8, 3e-4))
 names = st.sampled_from(["step", "pipelined", "operators", "compute"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from autoshard.cost_model import StepPredictor, load_model
-from autoshard.cost_model.mixed_costs import costs_of_machines
-from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
+from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.envs import (
     BatchedPlacementEnv,
     EstimatedCostSource,
@@ -27,9 +27,9 @@ from autoshard.envs.task_families import (
 )
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.workload import ShardingPlan, ShardingTask, UserError
-from autoshard.workload.packing import pack
-from autoshard.workload.parts import PARTS, Part, part_of, tables_by_part
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.packing.pack import pack
+from autoshard.workload.plans.step_price import StepPrice
+from autoshard.workload.tables.parts import PARTS, Part, part_of, tables_by_part
 
 TRAINED = read_choices("all", "--families")
 UNTRAINED = {"thousand", "thousand_tiny", "thousands"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.workload import FieldError
-from autoshard.workload.first_fit import first_fit_decreasing
+from autoshard.workload.packing.first_fit import first_fit_decreasing
 
 TIGHT = RandomTaskSampler((2, 30), (1, 6), fill=(0.95, 1.0), unevenness=0.7)
 seeds = st.integers(0, 9999)

@@ -9,7 +9,7 @@ from commands import run
 
 from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.bounds import MAX_DEVICES
-from autoshard.workload.table_files import save_tables
+from autoshard.workload.sources.table_files import save_tables
 
 _SECONDS = 10.0  # in which each is told
 _SHARD = "shard --no-probe --tables tables.json --num-devices 2 --memory-gb 1"

@@ -23,9 +23,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import ShardingOption
 from autoshard.workload.profiling.profiler import TableProfiler
 from autoshard.workload.profiling.sources import ParquetData
+from autoshard.workload.ways.option import ShardingOption
 
 BATCH, NAMES = 256, ("a", "b", "c", "d")
 

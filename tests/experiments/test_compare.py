@@ -26,9 +26,9 @@ from autoshard.experiments.evaluation.planners import Outcome, steps_of
 from autoshard.experiments.evaluation.posterior import as_samples
 from autoshard.experiments.evaluation.report import Score, score_all, score_tables, verdict
 from autoshard.sharders import SHARDERS, Policy, save_policy
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape
 from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.parts import part_of
+from autoshard.workload.tables.parts import part_of
 
 TABLES = "synthetic:120:3:small"
 STEP = Objective("operators")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cost_model import load_model, save_model
-from autoshard.cost_model.way_overheads import CopyOverhead
+from autoshard.cost_model.step.option_overheads import CopyOverhead
 from autoshard.experiments import compare, diff_plans, shard
 from autoshard.experiments.compare import CompareConfig
 from autoshard.experiments.diff_plans import DiffConfig

@@ -19,7 +19,7 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
-from autoshard.workload.moves import moved_bytes, moves_between, traffic_of
+from autoshard.workload.plans.moves import moved_bytes, moves_between, traffic_of
 
 TABLES = "synthetic:24:5:small"
 

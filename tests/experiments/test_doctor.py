@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoshard.benchmark import fbgemm
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.machine.hardware import physical_cores
+from autoshard.benchmark.operator import fbgemm
 from autoshard.experiments import doctor
 from autoshard.workload import UserError
 

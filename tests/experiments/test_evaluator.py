@@ -10,7 +10,7 @@ from simulated import SimulatedPool, true_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, TimingOptions
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.repeated_measurements import (
+from autoshard.cost_model.pricing.repeated_measurements import (
     RepeatedMeasurements,
     evaluation_seeds,
     selection_seeds,

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.benchmark import probing
-from autoshard.benchmark.fbgemm import InstallationError
-from autoshard.benchmark.hardware import physical_cores
-from autoshard.benchmark.probe import ProbeError
+from autoshard.benchmark.machine.hardware import physical_cores
+from autoshard.benchmark.operator.fbgemm import InstallationError
+from autoshard.benchmark.probe.report import ProbeError, probing
 from autoshard.cost_model import OtherHardware
 from autoshard.experiments.console import machine
 from autoshard.experiments.console.machine import MachineOptions
@@ -39,7 +38,7 @@ def test_where_no_probe_can_be_run_plans_are_for_machines_of_the_training_data(
 
 HOLD = """
 import sys
-from autoshard.benchmark.device_lock import claimed
+from autoshard.benchmark.machine.device_lock import claimed
 with claimed(f"core {sys.argv[1]}", "a pool that measures", 0):
     print("held", flush=True)
     sys.stdin.read()

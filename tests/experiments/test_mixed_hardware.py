@@ -8,10 +8,10 @@ import pytest
 from commands import run
 
 from autoshard.benchmark import MachineProbe, MeasurementStore, save_probe
-from autoshard.benchmark.hardware import cpu_fingerprint, physical_cores, with_threads
-from autoshard.benchmark.pool import end_pool, pool_names
-from autoshard.benchmark.probe import Passes, ProbedShard
-from autoshard.benchmark.probe_shards import PROBE_SHARDS
+from autoshard.benchmark.machine.hardware import cpu_fingerprint, physical_cores, with_threads
+from autoshard.benchmark.pool.pool import end_pool, pool_names
+from autoshard.benchmark.probe.report import Passes, ProbedShard
+from autoshard.benchmark.probe.shards import PROBE_SHARDS
 from autoshard.workload import ShardingPlan, ShardingTask
 
 GPUS = "--tables synthetic:24:5:small --num-devices 4 --memory-gb 40 --batch-size 8192"

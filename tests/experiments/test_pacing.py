@@ -10,8 +10,8 @@ import pytest
 from formula import formula_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
-from autoshard.benchmark.jobs import MAX_INTERLEAVED
 from autoshard.benchmark.measurement import Directions
+from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED
 from autoshard.experiments.collecting.pacing import FEWEST_ANSWERS, Pace, stream_within
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards

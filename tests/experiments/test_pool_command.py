@@ -7,7 +7,7 @@ import pytest
 from commands import run
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings, PoolError
-from autoshard.benchmark.pool import find_pool
+from autoshard.benchmark.pool.pool import find_pool
 from autoshard.workload import EmbeddingTable, Shard
 
 

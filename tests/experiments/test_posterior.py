@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from autoshard.benchmark.measurement import Directions
-from autoshard.cost_model.repeated_measurements import BatchCosts, KnownCost, spread_of_batches
+from autoshard.cost_model.pricing.repeated_measurements import (
+    BatchCosts,
+    KnownCost,
+    spread_of_batches,
+)
 from autoshard.experiments.evaluation.posterior import Pricing, StepPosterior
 from autoshard.experiments.evaluation.ratio import Ratio
 from autoshard.workload import Objective

@@ -18,9 +18,9 @@ from autoshard.experiments.training.config import Hyperparameters, PPOShardConfi
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.run_folder import RunFolder
 from autoshard.sharders import load_policy
-from autoshard.sharders.policy_network import PolicyShape
+from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import EmbeddingTable, UserError
-from autoshard.workload.parts import part_of_shard
+from autoshard.workload.tables.parts import part_of_shard
 
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "

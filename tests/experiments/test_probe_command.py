@@ -6,7 +6,7 @@ import pytest
 from commands import run
 
 from autoshard.benchmark import load_probe
-from autoshard.benchmark.hardware import cpu_fingerprint
+from autoshard.benchmark.machine.hardware import cpu_fingerprint
 from autoshard.experiments import probe
 from autoshard.experiments.probe import ProbeConfig
 from autoshard.workload import UserError

@@ -24,8 +24,8 @@ from autoshard.experiments.training.config import (
 from autoshard.experiments.training.ppo import Trainer, make_environment
 from autoshard.experiments.training.recipes import RECIPES, recipe_defaults
 from autoshard.sharders import PolicySharder, load_policy
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
-from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
+from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape
+from autoshard.sharders.policy.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
 
 Tables = tuple[EmbeddingTable, ...]

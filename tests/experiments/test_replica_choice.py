@@ -8,7 +8,7 @@ import pytest
 from autoshard.experiments import shard
 from autoshard.experiments.shard import ShardConfig
 from autoshard.workload import ShardingPlan, UserError, load_tables
-from autoshard.workload.replicas import ReplicaGroups
+from autoshard.workload.plans.replicas import ReplicaGroups
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from formula import measurement
 
 from autoshard.benchmark import MachineProbe, MeasurementStore, save_probe
 from autoshard.benchmark.backends.cuda import CudaBackend
-from autoshard.benchmark.hardware import cpu_fingerprint
-from autoshard.benchmark.probe import Passes, ProbedShard
-from autoshard.benchmark.probe_shards import PROBE_SHARDS
+from autoshard.benchmark.machine.hardware import cpu_fingerprint
+from autoshard.benchmark.probe.report import Passes, ProbedShard
+from autoshard.benchmark.probe.shards import PROBE_SHARDS
 from autoshard.cost_model import (
     EstimatedCosts,
     StepPredictor,
@@ -24,8 +24,8 @@ from autoshard.cost_model import (
     save_model,
     slowest_by_phase,
 )
-from autoshard.cost_model.checkpoint import OtherHardware
-from autoshard.cost_model.probed_machine import on_machine
+from autoshard.cost_model.learning.probed_machine import on_machine
+from autoshard.cost_model.models.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.console import machine
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
@@ -44,9 +44,9 @@ from autoshard.workload import (
     documents,
     load_tables,
 )
-from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.plans.moves import moved_bytes, moves_between
+from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.step_price import StepPrice
 
 GB = 2**30
 

@@ -12,8 +12,9 @@ from commands import empty_mlflow
 from formula import formula_exchanges, measurement
 
 from autoshard.benchmark import MeasurementStore, export_parquet
-from autoshard.cost_model import EstimatedCosts, load_model, machine_fitting
-from autoshard.cost_model.training import TrainOptions
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.learning import machine_fitting
+from autoshard.cost_model.learning.training import TrainOptions
 from autoshard.experiments import collect_costs, train_cost_model
 from autoshard.experiments.train_cost_model import REGISTERED_AS, TrainConfig
 from autoshard.workload import EmbeddingTable, UserError, load_tables, random_shards
@@ -123,7 +124,7 @@ def test_a_model_is_calibrated(
 ) -> None:
     out = folder / "calibrated"
     # Folds are for the uncertainty.
-    monkeypatch.setattr("autoshard.cost_model.calibration._FOLDS", 2)
+    monkeypatch.setattr("autoshard.cost_model.learning.calibration._FOLDS", 2)
     train_cost_model.main(config(folder, store, calibrate=folder / "model", out=out))
     told = json.loads((folder / "figures.json").read_text())
     assert told["num_train"] <= 50

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.step_prediction import StepPredictor
+from autoshard.cost_model.pricing.prediction import StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import (
     Balance,
@@ -39,9 +39,9 @@ from autoshard.sharders import (
     make_sharder,
 )
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.admission import RuleMasks
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.placements import Placement
+from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.plans.placements import Placement
 
 FOLDER = Path(__file__).parent
 TASKS: dict[str, Any] = json.loads((FOLDER / "tasks.json").read_text())

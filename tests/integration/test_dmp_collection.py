@@ -24,7 +24,7 @@ from torchrec.distributed import model_parallel
 from autoshard.integration import replica_options, to_torchrec
 from autoshard.integration.checkpoints.states import local_parts
 from autoshard.workload import PlanError, ShardingPlan
-from autoshard.workload.replicas import ReplicaGroups
+from autoshard.workload.plans.replicas import ReplicaGroups
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text()
 (PAGE_CODE,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "DMPCollection" in c]

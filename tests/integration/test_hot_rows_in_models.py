@@ -26,7 +26,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 ROWS = {"user": 90, "item": 60, "shop": 40}
 FEATURES = {"user": ["user"], "item": ["clicked", "bought"], "shop": ["shop"]}

@@ -46,7 +46,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 META = torch.device("meta")
 REUSE = 17

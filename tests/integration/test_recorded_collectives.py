@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.integration.rehearsal.collectives import Part, RecordedGroup
-from autoshard.workload.links import Collective
+from autoshard.workload.tasks.links import Collective
 
 
 class Notes:

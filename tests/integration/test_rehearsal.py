@@ -43,9 +43,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.operators import Optimizer
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
-from autoshard.workload.replicas import ReplicaGroups
+from autoshard.workload.plans.replicas import ReplicaGroups
+from autoshard.workload.tables.operators import Optimizer
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 STEPS = 20
 TABLES = (

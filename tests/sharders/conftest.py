@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autoshard.sharders import Policy
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape
 
 
 @pytest.fixture(scope="session")

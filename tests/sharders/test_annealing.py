@@ -8,8 +8,8 @@ import pytest
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.sharders import AnnealingSharder, FusedGreedySharder, LocalSearchSharder
-from autoshard.sharders.column_plan import ColumnPlan
-from autoshard.sharders.proposing import Proposer
+from autoshard.sharders.search.column_plan import ColumnPlan
+from autoshard.sharders.search.proposing import Proposer
 from autoshard.workload import (
     Device,
     EmbeddingTable,

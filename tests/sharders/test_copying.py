@@ -6,7 +6,7 @@ import pytest
 from tasks import task_of
 
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
-from autoshard.cost_model.way_overheads import CopyOverhead
+from autoshard.cost_model.step.option_overheads import CopyOverhead
 from autoshard.sharders import (
     FusedGreedySharder,
     Policy,
@@ -21,8 +21,8 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
-from autoshard.workload.options import DATA_PARALLEL, columns_task
-from autoshard.workload.rules import Rule
+from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.ways.option import DATA_PARALLEL, columns_task
 
 STEP = Objective("step")
 COPIES = CopyOverhead(0.5, 2.0, 0.05, 0.3, 2.0)

@@ -17,8 +17,8 @@ from torchrec import KeyedJaggedTensor
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, StepPredictor
 from autoshard.sharders import DriftMonitor, DriftReport
 from autoshard.workload import Link, ShardingPlan, ShardingTask, UserError
-from autoshard.workload.moves import moves_between, traffic_of
-from autoshard.workload.options import ShardingOption
+from autoshard.workload.plans.moves import moves_between, traffic_of
+from autoshard.workload.ways.option import ShardingOption
 
 WINDOW, STEPS = 20, 100_000
 LINK = Link(1e9)

@@ -10,9 +10,10 @@ from tasks import Tables
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import TableCatalog, TaskInstance
-from autoshard.sharders import Policy, PolicySharder, groups, rollouts
-from autoshard.sharders.groups import Group, bundled, in_groups
-from autoshard.sharders.rollouts import PolicyRollouts
+from autoshard.sharders import Policy, PolicySharder
+from autoshard.sharders.policy.groups import Group, bundled, in_groups
+from autoshard.sharders.policy.rollouts import PolicyRollouts
+from autoshard.sharders.policy.sharder import groups, rollouts
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -23,7 +24,7 @@ from autoshard.workload import (
     ShardingTask,
     synthetic_tables,
 )
-from autoshard.workload.admission import RuleMasks
+from autoshard.workload.packing.admission import RuleMasks
 
 DEVICES = 3 * groups.DEVICES + 2  # so that not all groups have as many
 OVER_A_LINK = Objective("operators", Link(5e9, 30e-6))

@@ -14,8 +14,8 @@ from autoshard.sharders import (
     next_steps,
 )
 from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
-from autoshard.workload.rules import Rule
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
+from autoshard.workload.tasks.rules import Rule
 
 STEP = Objective("step")
 ROWS = 2_000_000

@@ -13,7 +13,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.plans.moves import moved_bytes, moves_between
 
 
 def task_of(tables: tuple[EmbeddingTable, ...], *rules: Rule) -> ShardingTask:

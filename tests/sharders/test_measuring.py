@@ -9,7 +9,7 @@ from formula import formula_ms, measurement
 
 from autoshard.benchmark import Measurement
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
-from autoshard.cost_model.acquisition import measurable_piece, select_measurements
+from autoshard.cost_model.pricing.acquisition import measurable_piece, select_measurements
 from autoshard.sharders import FusedGreedySharder, MeasuringSharder, RequiredOptions
 from autoshard.workload import (
     Device,
@@ -20,7 +20,7 @@ from autoshard.workload import (
     ShardingTask,
     synthetic_tables,
 )
-from autoshard.workload.rules import Rule
+from autoshard.workload.tasks.rules import Rule
 
 KNOWN = synthetic_tables(16, seed=41, profile="small")
 STRANGE = tuple(

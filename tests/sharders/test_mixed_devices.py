@@ -14,16 +14,16 @@ from autoshard.cost_model import (
     load_model,
     slowest_by_phase,
 )
-from autoshard.cost_model.mixed_costs import MixedCosts
+from autoshard.cost_model.pricing.mixed_costs import MixedCosts
 from autoshard.sharders import (
     AnnealingSharder,
     Policy,
     PolicySharder,
     SharderContext,
-    groups,
     make_sharder,
     open_context,
 )
+from autoshard.sharders.policy.sharder import groups
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -34,7 +34,7 @@ from autoshard.workload import (
     UserError,
     synthetic_tables,
 )
-from autoshard.workload.options import ShardingOption, columns_task
+from autoshard.workload.ways.option import ShardingOption, columns_task
 
 SHARDERS = ("cost", "cost_fused", "cost_fused_search", "policy", "autoshard", "neuroshard")
 OBJECTIVES = (

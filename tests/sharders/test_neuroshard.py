@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.sharders import FusedGreedySharder, NeuroShardSharder
-from autoshard.sharders.grid_greedy import GridGreedy
+from autoshard.sharders.heuristics.grid_greedy import GridGreedy
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -19,8 +19,8 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.admission import RuleMasks
-from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.plans.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(2e7, 1e-4)
 OBJECTIVES = (Objective(), Objective("operators", SLOW), Objective("compute"))  # fmt: skip

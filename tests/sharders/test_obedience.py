@@ -21,9 +21,9 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.feasibility import any_plan
-from autoshard.workload.packing import does_not_fit, pack
-from autoshard.workload.sharded import Sharded
+from autoshard.workload.packing.feasibility import any_plan
+from autoshard.workload.packing.pack import does_not_fit, pack
+from autoshard.workload.plans.sharded import Sharded
 
 NAMES = tuple(name for name, spec in SHARDERS.items() if not spec.needs & {"pool", "torchrec"})
 SPLITTING = ("autoshard", "cost_fused_search", "annealing")

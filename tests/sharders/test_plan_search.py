@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.common_price import CommonPrice
-from autoshard.cost_model.step_prediction import Placed
+from autoshard.cost_model.pricing.prediction import Placed
+from autoshard.cost_model.step.common_price import CommonPrice
 from autoshard.sharders import LocalSearchSharder
-from autoshard.sharders.plan_search import PlanSearch
+from autoshard.sharders.search.plan_search import PlanSearch
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -26,10 +26,10 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.options import ShardingOption
-from autoshard.workload.sharded import Sharded
-from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
-from autoshard.workload.table_options import TableOptions
+from autoshard.workload.packing.table_options import TableOptions
+from autoshard.workload.plans.sharded import Sharded
+from autoshard.workload.plans.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.ways.option import ShardingOption
 
 SLOW = Link(1e7, 1e-3)
 OBJECTIVES = (

@@ -35,8 +35,8 @@ from autoshard.sharders import (
     make_sharder,
     save_policy,
 )
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape, PolicyVariant
-from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
+from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape, PolicyVariant
+from autoshard.sharders.policy.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import (
     Device,
     PlanError,
@@ -45,8 +45,8 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
-from autoshard.workload.first_fit import first_fit_decreasing
-from autoshard.workload.packing import pack
+from autoshard.workload.packing.first_fit import first_fit_decreasing
+from autoshard.workload.packing.pack import pack
 
 LEARNED = ("policy", "autoshard", "cost_fused_search")
 

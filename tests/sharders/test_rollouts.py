@@ -11,8 +11,8 @@ from tasks import GIANT, Tables, task_of
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
 from autoshard.sharders import Policy
-from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyShape
-from autoshard.sharders.rollouts import PolicyRollouts, Rollout, RolloutConfig, second_best
+from autoshard.sharders.policy.network import FORBIDDEN, PolicyNetwork, PolicyShape
+from autoshard.sharders.policy.rollouts import PolicyRollouts, Rollout, RolloutConfig, second_best
 from autoshard.workload import Device, EmbeddingTable, OperatorOptions, ShardingPlan
 
 

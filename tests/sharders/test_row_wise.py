@@ -7,9 +7,9 @@ import pytest
 from tasks import task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
-from autoshard.cost_model.way_overheads import RowOverhead
+from autoshard.cost_model.step.option_overheads import RowOverhead
 from autoshard.sharders import IncrementalSharder, Policy, SharderContext, make_sharder
-from autoshard.sharders.steps import next_steps
+from autoshard.sharders.search.steps import next_steps
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -21,8 +21,8 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
-from autoshard.workload.row_access import CURVE_POINTS, RowAccess, block_rows
-from autoshard.workload.rules import Rule
+from autoshard.workload.tables.row_access import CURVE_POINTS, RowAccess, block_rows
+from autoshard.workload.tasks.rules import Rule
 
 STEP = Objective("step")
 CHOOSING = ("policy", "autoshard", "cost_fused_search")

@@ -8,7 +8,7 @@ from test_by_cost import task_of
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders import make_sharder, next_steps
 from autoshard.workload import Device, EmbeddingTable, ShardingPlan
-from autoshard.workload.moves import moves_between
+from autoshard.workload.plans.moves import moves_between
 
 Tables = tuple[EmbeddingTable, ...]
 

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.sharders import IncrementalSharder
-from autoshard.sharders.world_change import carried_over
+from autoshard.sharders.replanning.world_change import carried_over
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -20,9 +20,9 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
-from autoshard.workload.moves import Move, moved_bytes, moves_between
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption
-from autoshard.workload.tables import hot_name
+from autoshard.workload.plans.moves import Move, moved_bytes, moves_between
+from autoshard.workload.tables.table import hot_name
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 ROWS, DIM, COPIED = 10_001, 16, (300, 8)
 TABLES = (

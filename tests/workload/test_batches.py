@@ -15,8 +15,8 @@ from autoshard.workload import (
     shard_batch,
     table_lookups,
 )
-from autoshard.workload.features import FEATURE_NAMES
-from autoshard.workload.reuse import (
+from autoshard.workload.access.features import FEATURE_NAMES
+from autoshard.workload.access.reuse import (
     UPPER,
     bin_of,
     histogram,
@@ -25,7 +25,7 @@ from autoshard.workload.reuse import (
     mean_uses,
     spectrum_of,
 )
-from autoshard.workload.tables import NUM_REUSE_BINS
+from autoshard.workload.tables.table import NUM_REUSE_BINS
 
 
 @st.composite

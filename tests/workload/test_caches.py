@@ -24,10 +24,10 @@ from autoshard.workload import (
     slow_share,
     synthetic_tables,
 )
+from autoshard.workload.access.hot_rows import row_classes
+from autoshard.workload.access.memory_tiers import even_rows, whole_table_rows
 from autoshard.workload.arrays import Floats
-from autoshard.workload.fast_memory import even_rows, whole_table_rows
-from autoshard.workload.hot_rows import row_classes
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
 
 ROWS = 20_000
 OPERATOR = OperatorOptions()

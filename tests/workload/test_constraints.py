@@ -17,7 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import DATA_PARALLEL
+from autoshard.workload.ways.option import DATA_PARALLEL
 
 TABLES = tuple(EmbeddingTable(name, 1000, 32, 2.0) for name in ("ads_a", "ads_b", "user", "item"))
 TASK = ShardingTask(TABLES, Device.uniform(3, 2**30), 64)

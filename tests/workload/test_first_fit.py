@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.workload import Device, EmbeddingTable, PlanError, ShardingTask
-from autoshard.workload.first_fit import (
+from autoshard.workload.packing.first_fit import (
     all_fit,
     all_fit_split,
     first_fit_decreasing,
     surely_pack,
 )
-from autoshard.workload.packing import pack
+from autoshard.workload.packing.pack import pack
 
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 capacities = st.lists(st.integers(1, 25), min_size=1, max_size=4)

@@ -10,7 +10,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.gpu_memory import on_gpus
+from autoshard.workload.packing.gpu_memory import on_gpus
 
 GB = 10**9
 

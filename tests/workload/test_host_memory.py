@@ -16,11 +16,11 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.caches import lfu_hit_rate
-from autoshard.workload.host_memory import cached_rows, link_bytes
-from autoshard.workload.options import ShardingOption, columns_task
-from autoshard.workload.placements import Placement
-from autoshard.workload.tables import row_blocks
+from autoshard.workload.access.caches import lfu_hit_rate
+from autoshard.workload.packing.cache_sizes import cached_rows, link_bytes
+from autoshard.workload.plans.placements import Placement
+from autoshard.workload.tables.table import row_blocks
+from autoshard.workload.ways.option import ShardingOption, columns_task
 
 BATCH = 256
 SKEWED = EmbeddingTable("skewed", 40_000, 16, 8.0, zipf_alpha=1.2)

@@ -18,13 +18,13 @@ from autoshard.workload import (
     save_hot_ids,
     table_lookups,
 )
-from autoshard.workload.hot_ids import check_hot_ids
-from autoshard.workload.hot_rows import hot_and_cold, hot_share
-from autoshard.workload.lookups import lookups_in
-from autoshard.workload.moves import moved_bytes, moves_between
-from autoshard.workload.options import ShardingOption
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
-from autoshard.workload.rules import Rule
+from autoshard.workload.access.hot_ids import check_hot_ids
+from autoshard.workload.access.hot_rows import hot_and_cold, hot_share
+from autoshard.workload.access.lookups import lookups_in
+from autoshard.workload.plans.moves import moved_bytes, moves_between
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
+from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.ways.option import ShardingOption
 
 BATCH = 4096
 ZIPF = EmbeddingTable("zipf", 20_000, 16, 10.0, zipf_alpha=1.1)

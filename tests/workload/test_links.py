@@ -16,9 +16,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.links import link_from_json, slowest_of
-from autoshard.workload.placements import Placement
-from autoshard.workload.step_price import StepPrice, further_ways_ms
+from autoshard.workload.plans.placements import Placement
+from autoshard.workload.plans.step_price import StepPrice, further_ways_ms
+from autoshard.workload.tasks.links import link_from_json, slowest_of
 
 RANKS, NODE, BATCH = 8, 4, 1024
 NETWORKS = [

@@ -16,8 +16,8 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.moves import Move, moved_bytes, moves_between, renumbered, traffic_of
-from autoshard.workload.options import DATA_PARALLEL
+from autoshard.workload.plans.moves import Move, moved_bytes, moves_between, renumbered, traffic_of
+from autoshard.workload.ways.option import DATA_PARALLEL
 
 Pair = tuple[ShardingTask, ShardingPlan, ShardingPlan]
 

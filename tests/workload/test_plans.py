@@ -18,9 +18,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.operators import MemoryParts
-from autoshard.workload.options import DATA_PARALLEL
-from autoshard.workload.packing import pack
+from autoshard.workload.packing.pack import pack
+from autoshard.workload.tables.operators import MemoryParts
+from autoshard.workload.ways.option import DATA_PARALLEL
 
 
 @st.composite

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from zipf_data import ZipfRows, write_lists
 
 from autoshard.workload import EmbeddingTable, UserError, load_tables
+from autoshard.workload.access.reuse import spectrum_of
 from autoshard.workload.profiling.profiler import Portion, TableProfiler
 from autoshard.workload.profiling.row_counts import RowCounts
 from autoshard.workload.profiling.sources import LoaderData, ParquetData, profile
 from autoshard.workload.profiling.table_counts import TableBatch
-from autoshard.workload.reuse import spectrum_of
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
-from autoshard.workload.table_files import save_tables
+from autoshard.workload.sources.table_files import save_tables
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
 
 LOOKUPS = 4  # a sample
 BATCH = 2048

@@ -18,8 +18,8 @@ from autoshard.workload import (
     shard_batch,
     table_lookups,
 )
-from autoshard.workload.reuse import histogram, spectrum_of
-from autoshard.workload.tables import NUM_REUSE_BINS, Shard
+from autoshard.workload.access.reuse import histogram, spectrum_of
+from autoshard.workload.tables.table import NUM_REUSE_BINS, Shard
 
 GOOD = "name,rows,dim,pooling_factor\nuser,1000,64,12.5\nitem,20,8,1\n"
 REUSE = [f"reuse_{number}" for number in range(NUM_REUSE_BINS)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.cost_model.way_overheads import CopyOverhead
+from autoshard.cost_model.step.option_overheads import CopyOverhead
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -21,8 +21,8 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.options import DATA_PARALLEL
-from autoshard.workload.replicas import ReplicaGroups, group_sizes, layouts
+from autoshard.workload.plans.replicas import ReplicaGroups, group_sizes, layouts
+from autoshard.workload.ways.option import DATA_PARALLEL
 
 INSIDE, BETWEEN = Link(400e9, 5e-6), Link(50e9, 20e-6)
 TABLES = (EmbeddingTable("a", 1000, 16, 2.0), EmbeddingTable("b", 400, 8, 3.0))

@@ -19,9 +19,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.moves import moved_bytes, moves_between, renumbered
-from autoshard.workload.row_access import CURVE_POINTS, RowAccess, block_rows
-from autoshard.workload.tables import row_blocks, rows_of_block
+from autoshard.workload.plans.moves import moved_bytes, moves_between, renumbered
+from autoshard.workload.tables.row_access import CURVE_POINTS, RowAccess, block_rows
+from autoshard.workload.tables.table import row_blocks, rows_of_block
 
 RANKS = 4
 TABLES = (

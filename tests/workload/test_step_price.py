@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from autoshard.workload import Link, Objective
-from autoshard.workload.objective import ObjectiveName
-from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.plans.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.tasks.objective import ObjectiveName
 
 LINK = Link(25e9, 30e-6)
 # Two devices: the first is slow forward, the second backward; [devices, phases].

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from autoshard.workload import Shard, UserError, random_shards, synthetic_tables, table_lookups
-from autoshard.workload.parts import PARTS, part_of, part_of_shard, tables_by_part
-from autoshard.workload.reuse import bin_of
-from autoshard.workload.synthetic import LOOKUP_SHARE, PROFILES
-from autoshard.workload.tables import NUM_REUSE_BINS
+from autoshard.workload.access.reuse import bin_of
+from autoshard.workload.sources.synthetic import LOOKUP_SHARE, PROFILES
+from autoshard.workload.tables.parts import PARTS, part_of, part_of_shard, tables_by_part
+from autoshard.workload.tables.table import NUM_REUSE_BINS
 
 # `fbgemm_t856_bs65536.pt`, as published: share of distinct rows by number of uses.
 PUBLISHED_ROW_SHARE = [0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001]

@@ -12,8 +12,8 @@ from autoshard.workload import (
     UserError,
     table_lookups,
 )
-from autoshard.workload.operators import Optimizer, Weights
-from autoshard.workload.tables import NUM_REUSE_BINS
+from autoshard.workload.tables.operators import Optimizer, Weights
+from autoshard.workload.tables.table import NUM_REUSE_BINS
 
 TABLE = EmbeddingTable("a", 1000, 64, 10.0)
 

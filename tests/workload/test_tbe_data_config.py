@@ -15,11 +15,11 @@ from fbgemm_gpu.tbe.monitoring.bench_params_reporter import TBEBenchmarkParamsRe
 from zipf_data import ZipfRows
 
 from autoshard.workload import EmbeddingTable, UserError, load_tables
-from autoshard.workload.hot_rows import hot_share
+from autoshard.workload.access.hot_rows import hot_share
 from autoshard.workload.profiling.profiler import Portion, TableProfiler
 from autoshard.workload.profiling.table_counts import TableBatch
-from autoshard.workload.row_access import RowAccess
-from autoshard.workload.tbe_data_config import tables_of, tbe_data_config
+from autoshard.workload.sources.tbe_data_config import tables_of, tbe_data_config
+from autoshard.workload.tables.row_access import RowAccess
 
 BATCH = 8192
 

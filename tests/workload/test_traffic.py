@@ -14,8 +14,8 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.options import DATA_PARALLEL
-from autoshard.workload.traffic import Traffic, step_traffic
+from autoshard.workload.plans.traffic import Traffic, step_traffic
+from autoshard.workload.ways.option import DATA_PARALLEL
 
 BATCH, COLUMNS = 64, 16
 TABLE = EmbeddingTable("a", 400, COLUMNS, 5.0, features=2)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.inputs import unit_amounts
+from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece
-from autoshard.workload.units import PlacementUnit, bytes_of_units
+from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
 
 WHOLE = tuple(EmbeddingTable(f"t{n}", 100 + n, 8 * (n + 1), 2.0).whole() for n in range(3))
 UNITS = (

@@ -15,7 +15,7 @@ from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
 from autoshard.workload.profiling.row_counts import Arrays
 from autoshard.workload.profiling.table_counts import TableBatch, TableCounts
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 DEFAULT_GB = 2.0
 _HOT_SHARE, _MAX_HOT = 0.05, 10**6  # of a table's rows, and rows: whose ids are of use

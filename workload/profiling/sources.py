@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autoshard.workload import traces
+from autoshard.workload.access import traces
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.profiling.jagged import joined_features
 from autoshard.workload.profiling.profiler import DEFAULT_GB, Portion, TableProfiler
 from autoshard.workload.profiling.table_counts import TableBatch
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables.table import EmbeddingTable
 
 
 class Source(Protocol):

@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autoshard.workload.access.reuse import bin_of
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.errors import UserError
 from autoshard.workload.profiling.row_counts import Arrays, CountedRows, RowCounts
-from autoshard.workload.reuse import bin_of
-from autoshard.workload.row_access import MAX_BLOCKS, RowAccess, block_rows, curve_ranks
-from autoshard.workload.tables import MAX_ROWS, NUM_REUSE_BINS, EmbeddingTable
+from autoshard.workload.tables.row_access import MAX_BLOCKS, RowAccess, block_rows, curve_ranks
+from autoshard.workload.tables.table import MAX_ROWS, NUM_REUSE_BINS, EmbeddingTable
 
 _INT32 = 2**31
 _HOT_USES = 32  # in the first half of the data: their number is known to a fifth

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from autoshard.workload.access.hot_rows import hot_share
+from autoshard.workload.access.reuse import bin_of
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.errors import UserError
-from autoshard.workload.hot_rows import hot_share
 from autoshard.workload.profiling.table_counts import TableBatch
-from autoshard.workload.reuse import bin_of
-from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
-from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
+from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
+from autoshard.workload.tables.table import NUM_REUSE_BINS, EmbeddingTable
 
 GROUPS = 20  # of a window: 19 degrees of freedom
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.workload.options import DATA_PARALLEL, ShardingOption, copies_memory
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, copies_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
-    from autoshard.workload.plans import ShardingPlan
+    from autoshard.workload.plans.plan import ShardingPlan
 
 
 class Copies(Way):

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoshard.workload.options import ShardingOption
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import ShardingOption
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
-    from autoshard.workload.plans import ShardingPlan
+    from autoshard.workload.plans.plan import ShardingPlan
 
 
 class HostMemory(Way):
@@ -56,7 +56,7 @@ class HostMemory(Way):
         """Yields which tables are in host memory, and what their caches hold."""
         if not (counts := plan.cached_rows):
             return
-        from autoshard.workload.caches import lfu_hits  # other plans do without
+        from autoshard.workload.access.caches import lfu_hits  # other plans do without
 
         tables = [table for table in task.tables if table.name in counts]
         found = [

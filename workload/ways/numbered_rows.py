@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoshard.workload.options import ShardingOption, copies_memory
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable, can_be_blocks, hot_name
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks, hot_name
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import ShardingOption, copies_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
-    from autoshard.workload.plans import ShardingPlan
+    from autoshard.workload.plans.plan import ShardingPlan
 
 
 class HotRows(Way):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoshard.workload.errors import FieldError
-from autoshard.workload.options import COLUMN_WISE, ShardingOption
-from autoshard.workload.tables import EmbeddingTable, can_be_blocks
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
-    from autoshard.workload.plans import ShardingPlan
+    from autoshard.workload.plans.plan import ShardingPlan
 
 _UNEVEN = 1.1  # lookups of a block over its even share that are worth a line
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoshard.workload.options import ShardingOption
-from autoshard.workload.rules import Kind
-from autoshard.workload.tables import EmbeddingTable
-from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.rules import Kind
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import ShardingOption
 
 if TYPE_CHECKING:
-    from autoshard.workload.plans import ShardingPlan
+    from autoshard.workload.plans.plan import ShardingPlan
 
 _SHOWN = 3  # names in a sentence
 

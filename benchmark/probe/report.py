@@ -1,0 +1,246 @@
+"""`MachineProbe`: what a device's memory and its operators are capable of, as one JSON document.
+
+A cost model reads it as a description of the machine. `probing` measures it; for a device that is
+out of reach it can be inferred from measured shards or taken from a data sheet, and says so.
+Whatever is missing is None, never 0. This module loads neither torch nor Ray.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from autoshard.benchmark.machine.hardware import CacheReport, SystemReport
+from autoshard.benchmark.measurement import ReferenceLevel
+from autoshard.workload import UserError, documents
+from autoshard.workload.tables.operators import Optimizer
+
+Source = Literal["measured", "inferred", "data sheet"]
+PROBE_SECONDS = 5.0  # wall time of a probe by default
+PROBE_SCHEMA = documents.Schema("autoshard.machine_probe", 1)
+
+
+class ProbeError(UserError):
+    """A probe that cannot be run, or a file that holds none."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Times of a forward and of a backward pass, in the unit that the field's name ends with."""
+
+    forward: float | None = None
+    backward: float | None = None
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """Time for each of many random rows of one width in a working set, by fbgemm's operator.
+
+    Args:
+        row_bytes: Width of a row.
+        ns: Forward for each looked-up row (a gather, pooled), backward for each distinct row (a
+            read-modify-write, after sorting). The operator's start is subtracted.
+    """
+
+    row_bytes: int
+    ns: Passes = Passes()
+
+
+@dataclass(frozen=True)
+class WorkingSet:
+    """Speeds of memory while `size_bytes` of it are in use.
+
+    Args:
+        size_bytes: Size of the working set.
+        copy_gb_s: Sequential copy, bytes read plus bytes written.
+        latency_ns: Time of a load that depends on the load before, beyond that of one from L1.
+        rows: Times of random rows, by width.
+    """
+
+    size_bytes: int
+    copy_gb_s: float | None = None
+    latency_ns: float | None = None
+    rows: tuple[RowTimes, ...] = ()
+
+
+@dataclass(frozen=True)
+class UpdateTime:
+    """Time of a backward pass for each distinct row, where memory hardly matters.
+
+    Args:
+        optimizer: Optimizer of the operator.
+        row_bytes: Width of a row.
+        ns: The time; the operator's start is subtracted.
+    """
+
+    optimizer: Optimizer
+    row_bytes: int
+    ns: float | None = None
+
+
+@dataclass(frozen=True)
+class OperatorPrices:
+    """Time components of fbgemm's fused operator for rows of 16 bytes in the L2 cache.
+
+    Args:
+        start_us: Smallest operator: one table, one sample, one lookup.
+        table_us: One more table.
+        lookup_ns: One more lookup of a row that is looked up anyway.
+        row_ns: One more distinct row among as many lookups.
+        updates: Times of backward passes by optimizer and width. Those of SGD are in all other
+            numbers. Kernels depend on the processor: on an Intel Xeon, an update by row-wise
+            Adagrad took 25 times as long as one by SGD.
+    """
+
+    start_us: Passes = Passes()
+    table_us: Passes = Passes()
+    lookup_ns: Passes = Passes()
+    row_ns: Passes = Passes()
+    updates: tuple[UpdateTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbedShard:
+    """A shard of `probe_shards.PROBE_SHARDS` by its name, and the milliseconds it took."""
+
+    name: str
+    ms: Passes = Passes()
+
+
+@dataclass(frozen=True)
+class MachineProbe:
+    """Speeds of one device.
+
+    Args:
+        hardware: Fingerprint of the device.
+        versions: Library versions; "" if nothing was run.
+        source: How the numbers were obtained. With "inferred", at least one was not measured.
+        reference_level: Time of the reference operator during the probe. Its ratio to a store's
+            level says how much the host was slowed. None on devices that are not shared.
+        system: What the system says of the device.
+        operator: Prices of the fused operator.
+        working_sets: Speeds of memory by size of the working set, ascending.
+        shards: Costs of small shards at the reference level.
+        seconds: Time that the probe took.
+        measured_at: Time stamp, in seconds; 0 if nothing was run.
+    """
+
+    hardware: str
+    versions: str = ""
+    source: Source = "measured"
+    reference_level: ReferenceLevel | None = None
+    system: SystemReport = field(default_factory=SystemReport)
+    operator: OperatorPrices = field(default_factory=OperatorPrices)
+    working_sets: tuple[WorkingSet, ...] = ()
+    shards: tuple[ProbedShard, ...] = ()
+    seconds: float = 0.0
+    measured_at: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Kind of the device, by which fingerprints begin."""
+        return self.hardware.partition(":")[0]
+
+    def update_ns(self, optimizer: Optimizer) -> float | None:
+        """Returns the time that updating a distinct narrow row takes, if it was measured."""
+        times = [each for each in self.operator.updates if each.optimizer == optimizer and each.ns]
+        return min(times, key=lambda each: each.row_bytes).ns if times else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON document with its schema version."""
+        return PROBE_SCHEMA.stamp(asdict(self))
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "MachineProbe":
+        """Returns the probe that `to_json` wrote."""
+        PROBE_SCHEMA.check(document)
+        with documents.fields_of("probe"):
+            level, source = document["reference_level"], document["source"]
+            hardware = document["hardware"]
+            if not isinstance(hardware, str):
+                raise TypeError(f"hardware is no text: {hardware!r}")
+            if source not in get_args(Source):
+                raise ValueError(f"source is none of {', '.join(get_args(Source))}: {source!r}")
+            return MachineProbe(
+                hardware=hardware,
+                versions=str(document["versions"]),
+                source=source,
+                reference_level=None if level is None else ReferenceLevel(**level),
+                system=_system(document["system"]),
+                operator=_operator(document["operator"]),
+                working_sets=tuple(_working_set(each) for each in document["working_sets"]),
+                shards=tuple(
+                    ProbedShard(str(each["name"]), _passes(each["ms"]))
+                    for each in document["shards"]
+                ),
+                seconds=float(document["seconds"]),
+                measured_at=float(document["measured_at"]),
+            )
+
+
+def save_probe(probe: MachineProbe, path: Path | str) -> None:
+    """Writes a probe to a JSON file."""
+    documents.write(path, probe.to_json())
+
+
+def load_probe(path: Path | str, kind: str | None = None) -> MachineProbe:
+    """Reads a probe.
+
+    Args:
+        path: JSON file.
+        kind: Kind of device that it must describe; None for any.
+
+    Raises:
+        UserError: The file holds no probe, or that of another kind of device.
+    """
+    with documents.naming(path):
+        probe = MachineProbe.from_json(documents.read(path))
+        if kind is not None and probe.kind != kind:
+            raise ProbeError(
+                f'describes "{probe.hardware}", but a device of kind {kind} is needed: write it '
+                "on such a device"
+            )
+        return probe
+
+
+def _system(fields: Mapping[str, Any]) -> SystemReport:
+    caches, vectors = fields["caches"], fields["vectors"]
+    return SystemReport(
+        caches=None if caches is None else tuple(CacheReport(**each) for each in caches),
+        vectors=None if vectors is None else tuple(map(str, vectors)),
+        kernels=fields["kernels"],
+        clock_mhz=_positive(fields["clock_mhz"]),
+        huge_pages=fields["huge_pages"],
+    )
+
+
+def _operator(fields: Mapping[str, Any]) -> OperatorPrices:
+    prices = {name: _passes(value) for name, value in fields.items() if name != "updates"}
+    updates = []
+    for each in fields["updates"]:
+        if each["optimizer"] not in get_args(Optimizer):
+            raise ValueError(f"unknown optimizer {each['optimizer']!r}")
+        update = UpdateTime(each["optimizer"], int(each["row_bytes"]), _positive(each["ns"]))
+        updates.append(update)
+    return OperatorPrices(**prices, updates=tuple(updates))
+
+
+def _working_set(fields: Mapping[str, Any]) -> WorkingSet:
+    return WorkingSet(
+        size_bytes=int(fields["size_bytes"]),
+        copy_gb_s=_positive(fields["copy_gb_s"]),
+        latency_ns=_positive(fields["latency_ns"]),
+        rows=tuple(RowTimes(int(row["row_bytes"]), _passes(row["ns"])) for row in fields["rows"]),
+    )
+
+
+def _passes(fields: Mapping[str, Any]) -> Passes:
+    return Passes(_positive(fields["forward"]), _positive(fields["backward"]))
+
+
+def _positive(value: Any) -> float | None:
+    """Returns a time or speed, which is positive or missing."""
+    if value is None or (isinstance(value, int | float) and 0 < value < math.inf):
+        return value
+    raise ValueError(f"{value!r} is neither positive nor missing (null)")

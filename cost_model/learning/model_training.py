@@ -1,0 +1,65 @@
+"""Trains a cost model on measurements, or calibrates one with a few of them."""
+
+import warnings
+from pathlib import Path
+
+from autoshard.cost_model.learning.calibration import MAX_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.learning.calibration_design import most_informative
+from autoshard.cost_model.learning.compute_training import train_compute
+from autoshard.cost_model.learning.evaluation import Evaluation, evaluate
+from autoshard.cost_model.learning.links import fit_links
+from autoshard.cost_model.learning.training import Curves, Progress, TrainOptions
+from autoshard.cost_model.models.checkpoint import OtherHardware, load_model
+from autoshard.cost_model.models.model import CostModel, Provenance
+from autoshard.cost_model.networks.dataset import MIN_SHARDS, CostDataset, split
+
+
+def train_model(
+    data: CostDataset, options: TrainOptions, seed: int, step: Progress = lambda: None
+) -> tuple[CostModel, Curves]:
+    """Trains a cost model on a dataset's parts `train` and `validation`.
+
+    Links are fitted where there are enough all-to-alls.
+
+    Args:
+        data: Measurements.
+        options: Hyperparameters.
+        seed: Seed of initial weights and of all sampling.
+        step: Called after each step of training.
+
+    Returns:
+        The model, and the learning curves of its compute model.
+    """
+    parts = split(data)
+    compute, curves = train_compute(parts["train"], parts["validation"], options, seed, step)
+    return CostModel(compute, Provenance.of(data), fit_links(data.exchanges)), curves
+
+
+def calibrate_model(
+    source: Path, data: CostDataset
+) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
+    """Calibrates a saved model with at most `MAX_CALIBRATION_SHARDS` of the part `train`.
+
+    If the model knows several machines, these are the most informative ones about another.
+
+    Returns:
+        The model, the number of shards, and evaluations before and after on the dataset's test
+        tables; None if there are too few of them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+        before = load_model(source)
+    parts = split(data, must_be_full=False)
+    few = _to_calibrate_with(before, parts["train"])
+    model = calibrate(before, few)
+    if len(parts["test"]) < MIN_SHARDS:
+        return model, len(few), None
+    old, new = (evaluate(each.compute, few, parts["test"]) for each in (before, model))
+    return model, len(few), (old, new)
+
+
+def _to_calibrate_with(model: CostModel, data: CostDataset) -> CostDataset:
+    count = min(MAX_CALIBRATION_SHARDS, len(data))
+    if model.machines is None:
+        return data.subset(range(count))
+    return data.subset(most_informative(model.machines.mean, data, data, count))

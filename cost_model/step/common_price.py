@@ -1,0 +1,193 @@
+"""What a step takes on all devices alike, as the sum of what the options of tables bring.
+
+Each option of a table adds loads, as each piece adds amounts to its device; the price of their sum
+adds what is paid once: the start of a further exchange, the order of outputs. So a search prices
+many changes of options at once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.cost_model.step.option_overheads import row_loads
+from autoshard.cost_model.step.overhead import StepOverhead, splits_of
+from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.arrays import Floats, Ints
+from autoshard.workload.plans.step_price import FurtherExchanges, copies_uncounted
+from autoshard.workload.ways.option import Options, ShardingOption
+
+# Loads of an option: which kind it is of, its own milliseconds, and its columns on each node.
+_COLUMNS, _ROWS, _NODE_ROWS, _COPIES, _OWN_MS = range(5)
+_NODES = 5
+
+
+class CommonPrice:
+    """Prices what all devices bear, by the options of a task's tables.
+
+    Args:
+        overhead: What training takes beside operators, if that counts.
+        task: The task.
+    """
+
+    def __init__(self, overhead: StepOverhead | None, task: ShardingTask) -> None:
+        self.task = self._task = task
+        self._ranks, self._per_node = len(task.devices), len(task.devices) // task.nodes
+        self._tables = {table.name: table for table in task.tables}
+        self._exchanges = FurtherExchanges.of(task)
+        self._overhead = overhead
+        names = [table.name for table in task.tables]
+        # Of tables as they are, all at once; of what options make of them, when asked for.
+        self._sharded_ms = dict(zip(names, self._of_sharded(task.tables).tolist(), strict=True))
+        self._copies_ms = dict(zip(names, self._of_copies(task.tables).tolist(), strict=True))
+
+    @property
+    def knows_copies(self) -> bool:
+        """Whether it is known what copies take."""
+        return self._overhead is not None and self._overhead.copies is not None
+
+    @property
+    def counts_splits(self) -> bool:
+        """Whether slices of outputs take time of their own."""
+        return self._overhead is not None
+
+    def num_sharded(self, loads: Floats) -> Floats:
+        """Returns how many tables are not copied, of sums of loads [..., loads]."""
+        return np.asarray(loads[..., :_COPIES].sum(-1))
+
+    def loads(self, table: str, option: ShardingOption) -> Floats:
+        """Returns what a table adds by an option: [loads]."""
+        found, whole = np.zeros(_NODES + self._task.nodes), self._tables[table]
+        if option.copied:
+            found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[table]
+            return found
+        found[_OWN_MS] = self._sharded_ms[table]
+        if option.hot_rows is not None:
+            found[_COPIES] = float(option.hot_rows > 0)
+            found[_OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
+        if option.by_columns:
+            found[_COLUMNS] = 1.0
+            return found
+        on_all = option.row_blocks == self._ranks
+        found[_ROWS if on_all else _NODE_ROWS] = 1.0
+        if not on_all:
+            columns = whole.whole().output_width
+            found[_NODES + option.first // self._per_node] = columns
+        if self._overhead is not None:
+            loads = row_loads(self._task, {table: option.row_blocks}, ())
+            found[_OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
+        return found
+
+    def loads_of(self, options: Options) -> Floats:
+        """Returns the sum over all tables: [loads]."""
+        found = np.zeros(_NODES + self._task.nodes)
+        found[_COLUMNS] = sum(table not in options for table in self._tables)
+        found[_OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
+        for table, option in options.items():
+            found += self.loads(table, option)
+        return found
+
+    def plan_ms(self, plan: ShardingPlan) -> float:
+        """Returns what all devices bear in a step by a plan.
+
+        Raises:
+            UserError: The plan has copies, and what they take is unknown.
+        """
+        if plan.has_copies and not self.knows_copies:
+            raise self._copies_unknown(plan)
+        loads, ranks = self.loads_of(plan.all_options()), self._ranks
+        if plan.has_grids:  # slices of a table on several nodes
+            loads[_NODES:] = 0.0
+            for each in plan.placements:
+                if 1 < each.row_blocks < ranks:
+                    columns = each.width * self._tables[each.table].features
+                    loads[_NODES + each.device // self._per_node] += columns
+        return float(self.ms(loads, splits_of(plan.placed(self._task))))
+
+    def _copies_unknown(self, plan: ShardingPlan) -> UserError:
+        if self._overhead is None:
+            return copies_uncounted(plan, self._task)
+        table = next(
+            name for name, option in plan.options.items() if option.copied or option.hot_rows
+        )
+        return UserError(
+            f"table {table} is copied to all devices, and the cost model does not know what copies "
+            "take: rehearse.py --num-copying measures it"
+        )
+
+    def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
+        """Returns milliseconds of a step with these sums of loads.
+
+        Args:
+            loads: Sums over all tables, [..., loads].
+            splits: Slices of outputs that are more than one for a feature, [...], or a number.
+        """
+        columns, rows, node_rows, copies = np.moveaxis(loads[..., :_OWN_MS], -1, 0)
+        found = loads[..., _OWN_MS] + np.zeros(np.shape(splits))
+        found = found + self._exchanges.ms(
+            columns > 0, rows > 0, node_rows > 0, loads[..., _NODES:]
+        )
+        if self._overhead is None:
+            return np.asarray(found)
+        in_blocks, shared = rows + node_rows > 0, self._overhead.shared_rates
+        own = self._task.batch_size / self._ranks
+        kinds = (columns > 0) + 1 * in_blocks + (copies > 0)
+        in_order = (np.asarray(splits) > 0) | (kinds > 1)
+        found += shared[-1] + self._task.objective.dense_ms
+        found += own * self._task.columns_in_order * shared[3] * in_order + own * shared[4] * splits
+        found += (self._overhead.input_latency_ms or 0.0) * (self.num_sharded(loads) > 0)
+        found += self._overhead.of_rows.start_ms * (in_blocks & (columns > 0))
+        if self._overhead.copies is not None:
+            found += self._overhead.copies.start_ms * (copies > 0)
+        return np.asarray(found)
+
+    def copy_gains_ms(self, tables: Sequence[str]) -> Floats:
+        """Returns by how much less all devices bear without a copy of each table, [tables].
+
+        It is below 0 where copies take longer than a rank's own part of lookups elsewhere.
+        """
+        return np.array([self._sharded_ms[name] - self._copies_ms[name] for name in tables])
+
+    def _of_sharded(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Returns what each table that is not copied adds on all devices, [tables]."""
+        if self._overhead is None:
+            return np.zeros(len(tables))
+        return self._overhead.common_ms_of(tables, self._task)
+
+    def _of_copies(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Returns what a copy of each table takes, [tables]; infinite where that is unknown."""
+        if self._overhead is None or self._overhead.copies is None:
+            return np.full(len(tables), np.inf)
+        return self._overhead.copies.each_ms(self._task, tables)
+
+    def _numbered_ms(self, table: EmbeddingTable, hot_rows: int, option: ShardingOption) -> float:
+        """Returns what a table with hot rows, or with none and hashed ids, adds on all devices, but
+        for how it is sharded.
+        """
+        task, batch = self._task, self._task.batch_size
+        copies, held = option.copies(table, batch), option.held(table, batch)
+        found_ms = float(self._of_copies(copies).sum() + self._of_sharded([held]).sum())
+        if self._overhead is None:
+            return found_ms
+        # Outputs of hot rows are put in order, too: there are outputs of two kinds.
+        own = 0.0 if task.beside or not hot_rows else batch / self._ranks
+        regrouped_ms = self._overhead.shared_rates[3] * own * table.dim * table.features
+        counted_ms = self._overhead.hot_rows.ms(task, {table.name: hot_rows})
+        return found_ms + float(regrouped_ms) + counted_ms
+
+
+class CommonPrices:
+    """Prices of what all devices bear, of which the last task's is kept.
+
+    Args:
+        overhead: What training takes beside operators, if that counts.
+    """
+
+    def __init__(self, overhead: StepOverhead | None) -> None:
+        self._overhead = overhead
+        self._last: CommonPrice | None = None
+
+    def of(self, task: ShardingTask) -> CommonPrice:
+        """Returns the price of a task."""
+        if self._last is None or self._last.task is not task:
+            self._last = CommonPrice(self._overhead, task)
+        return self._last

@@ -1,0 +1,3 @@
+"""Sharders of others, reimplemented for comparison: NeuroShard, and simulated annealing with
+minutes. TorchRec's planner is in `integration`.
+"""

@@ -1,0 +1,182 @@
+"""`PolicySharder`: plans by a trained policy, alone or followed by local search."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.pricing.prediction import Placed, StepPredictor
+from autoshard.cost_model.threads import one_thread
+from autoshard.sharders.policy.files import Policy
+from autoshard.sharders.policy.rollouts import PolicyRollouts, Rollout
+from autoshard.sharders.search.local_search import LocalSearch, TaskSearch, step_of
+from autoshard.sharders.search.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
+from autoshard.workload import PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.packing.pack import check_total, pack
+from autoshard.workload.packing.table_options import TableOptions
+from autoshard.workload.plans.sharded import Sharded
+
+_CANDIDATES = 4  # plans of the usual rollouts that are compared
+_WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
+_STARTS = 3  # plans of these from which a search may start, beside the greedy plan
+_NEAR = 1.01  # step over the best: such sets of options are worth rollouts
+_SAME = 0.002  # relative difference of expectations by which plans are as good
+# After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
+# The policy was trained on equal devices: where they differ, restarts gain 1 to 4 %.
+_MIXED_KICKS = 24
+
+
+class PolicySharder:
+    """Places and splits tables by a policy, optionally followed by local search.
+
+    Args:
+        policy: Trained policy.
+        oracle: Predicts costs of plans.
+        search: Whether to run more rollouts, improve the best plans by local search, and choose by
+            the expected step time over scenarios.
+        seed: Seed of the search.
+        seconds: Time of planning; by default the search stops by itself. The policy's rollouts
+            are not interrupted.
+        clock: Returns the time in seconds.
+        resources: Ids of hot rows, hashed ids and host memory, as far as options may use them.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        oracle: EstimatedCosts,
+        search: bool = False,
+        seed: int = 0,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        resources: OptionResources = NO_RESOURCES,
+    ) -> None:
+        self._policy = policy
+        self._oracle = oracle
+        self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
+        self._mixed_search = LocalSearch(oracle, kicks=_MIXED_KICKS, seed=seed, clock=clock)
+        self._rollouts = PolicyRollouts(policy.network, oracle)
+        self._seconds = seconds
+        self._clock = clock
+        self._resources = resources
+
+    @one_thread()
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
+        self._oracle.check(task)
+        self._policy.check(len(task.devices))
+        until = None if self._seconds is None else self._clock() + self._seconds
+        sets = OptionSets(self._oracle, task, self._resources)
+        starts = sets.starts()
+        if self._search is None:  # by the mean scenario, which is fast
+            found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
+            if not found or len(starts) > 1:  # greedy plans are known
+                found += _greedy_of(starts)
+            return min(
+                sets.options.allowed(found or self._tight(sets.options)),
+                key=lambda plan: self._oracle.step_ms(plan, task),
+            )
+        # Memory may be so tight that there is no greedy plan.
+        greedy = _greedy_of(starts) or self._tight(sets.options)
+        search = self._mixed_search if task.hardware else self._search
+        run = TaskSearch(search, task, until, sets.options)
+        begun = run.descents(greedy) if len(greedy) > 1 else []
+        near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]
+        chosen = [each.sharded().options for each in near] or [greedy[0].options]
+        found = [plan for plan in greedy if plan.options in chosen]
+        of_policy = [
+            self._rollout_plans(start, sets) for start in starts if start.options in chosen
+        ]
+        more = [plan for plans in of_policy for plan in plans[:_STARTS]]
+        if begun:
+            found.append(begun[0].sharded())
+            begun = sorted(begun[:1] + run.descents(more), key=step_of)
+        else:
+            begun = run.descents(found + more)
+        found += [plan for plans in of_policy for plan in plans]
+        found += [begun[0].sharded(), *run.results(begun[0])]
+        choice = _Choice(self._oracle, task, sets.options.allowed(found))
+        for later in run.further(begun[0]):
+            with suppress(PlanError):
+                choice.offer(*sets.options.allowed([later]))
+        return choice.plan
+
+    def _tight(self, options: TableOptions) -> list[Sharded]:
+        """Returns plans where no greedy plan fits; PlanError if there is none."""
+        split, lack = self._policy.network.shape.halves, None
+        for some in (options.required, *options.within_memory()):
+            try:
+                rest = options.columns_task(some)
+                check_total(rest, [table.whole() for table in rest.tables], split)
+                found = self._rollouts_of(rest) or [pack(rest, split)]
+                return [Sharded.of_columns(options.task, placed, some) for placed in found]
+            except PlanError as error:
+                lack = lack or error
+        assert lack is not None
+        raise lack
+
+    def _rollout_plans(self, start: Start, sets: OptionSets) -> list[Sharded]:
+        """Returns the policy's plans, the best first; more of them before a search."""
+        found = self._rollouts_of(start.task)
+        return [Sharded.of_columns(sets.task, placed, start.options) for placed in found]
+
+    def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
+        if not task.tables:
+            return []
+        size = len(task.tables), len(task.devices)
+        usual, wide = self._rollouts.configs(*size), self._search is not None
+        configs = self._rollouts.configs(*size, wide=True) if wide else usual
+        rollouts = self._rollouts.run(task, configs, coarse=wide)
+        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
+            :_CANDIDATES
+        ]
+        best = own
+        if wide:
+            best = _distinct(rollouts)[:_WIDE_CANDIDATES]
+            best += [placed for placed in own if placed not in best]
+        return best
+
+
+class _Choice:
+    """The best plan so far.
+
+    Expectations are means over a sample of scenarios: where they differ by less than those of
+    another sample would, the price in the mean scenario decides.
+
+    Args:
+        oracle: Predicts costs.
+        task: Task of the plans.
+        plans: Plans to begin with.
+    """
+
+    def __init__(
+        self, oracle: EstimatedCosts, task: ShardingTask, plans: Sequence[ShardingPlan]
+    ) -> None:
+        self._oracle, self._task = oracle, task
+        self._expected_of = StepPredictor(oracle, task).expected_of
+        expected = {plan: self._expected_of(plan) for plan in dict.fromkeys(plans)}
+        limit_ms = (1 + _SAME) * min(expected.values())
+        alike = [plan for plan, expected_ms in expected.items() if expected_ms <= limit_ms]
+        self.plan = alike[0] if len(alike) == 1 else min(alike, key=self._step_ms)
+        self._expected_ms = expected[self.plan]
+
+    def offer(self, plan: ShardingPlan) -> None:
+        """Takes a plan that is better by both, so that more time never gives a worse one."""
+        expected_ms = self._expected_of(plan)
+        if expected_ms <= self._expected_ms and self._step_ms(plan) < self._step_ms(self.plan):
+            self.plan, self._expected_ms = plan, expected_ms
+
+    def _step_ms(self, plan: ShardingPlan) -> float:
+        return self._oracle.step_ms(plan, self._task)
+
+
+def _greedy_of(starts: Sequence[Start]) -> list[Sharded]:
+    return [plan for start in starts for plan in start.greedy]
+
+
+def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:
+    """Returns the plans of rollouts, the best first, and only one for each step time."""
+    plans: dict[str, Placed] = {}
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.plan_ms):
+        plans.setdefault(f"{rollout.plan_ms:.5g}", rollout.placed)
+    return list(plans.values())

@@ -1,0 +1,3 @@
+"""What fits where: memory of pieces, rules, units that are placed as one, and options that
+tables may have. `pack.pack` finds any plan.
+"""

@@ -1,0 +1,249 @@
+"""Which options each table of a task may take, as far as rules, rows and the cost model allow."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+
+from autoshard.workload.errors import FieldError
+from autoshard.workload.packing.pack import pack
+from autoshard.workload.plans.plan import PlanError, ShardingPlan
+from autoshard.workload.plans.protocols import Sharder
+from autoshard.workload.plans.sharded import Sharded
+from autoshard.workload.sizes import format_bytes
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.rules import Kind, Rule
+from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways import WAYS, OptionLimits, Way
+from autoshard.workload.ways.option import (
+    COLUMN_WISE,
+    Options,
+    ShardingOption,
+    columns_task,
+    copies_memory,
+)
+from autoshard.workload.ways.rows import Rows, in_blocks
+
+_COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
+# Of all device memory, for tables and caches where tables are in host memory: what is left lets
+# pieces be placed, and devices be balanced.
+_SHARES = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
+
+
+class TableOptions:
+    """The options that the tables of a task may take.
+
+    Args:
+        task: The task.
+        copies: Whether tables may be copied that need not be: that has a price.
+        rows: Whether tables may be in blocks of rows that need not be.
+        hot_rows: Tables whose hot rows may be copied, and how many rows that are.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
+        host_bytes: Memory of the host for each device, for tables for which device memory is too
+            small; 0 if none may be there.
+
+    Attributes:
+        required: Options of tables to which rules leave no other.
+
+    Raises:
+        PlanError: Rules that cannot be kept together.
+    """
+
+    def __init__(
+        self,
+        task: ShardingTask,
+        copies: bool = True,
+        rows: bool = True,
+        hot_rows: Mapping[str, int] = MappingProxyType({}),
+        hash_ids: bool = False,
+        host_bytes: int = 0,
+    ) -> None:
+        self.task, self.hot_rows, self._host_bytes = task, hot_rows, host_bytes
+        self._limits = OptionLimits(task, copies, rows, hot_rows, hash_ids)
+        self._kinds = {table.name: set[Kind]() for table in task.tables}  # of rules
+        for rule in task.rules:
+            for name in rule.tables:
+                self._kinds[name].add(rule.kind)
+        self.required = {
+            name: self._demanded(way, table, rule)
+            for table in task.tables
+            for way in WAYS
+            for rule in task.rules
+            if rule.kind == way.demanded_by and (name := table.name) in rule.tables
+        }
+
+    def in_blocks(self, option: ShardingOption, count: int, first: int = 0) -> ShardingOption:
+        """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
+        return in_blocks(option, count, first, self._limits.hash_ids)
+
+    def of(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
+        """Returns the options of a table, columns first; one if rules leave no other."""
+        return self._of_each[table.name]
+
+    @property
+    def any_choice(self) -> bool:
+        """Whether any table may take several options."""
+        return any(len(options) > 1 for options in self._of_each.values())
+
+    def columns_task(self, options: Options) -> ShardingTask:
+        """Returns the task of what single devices hold (`workload.ways.option.columns_task`).
+
+        Raises:
+            PlanError: There is no memory for the copies.
+        """
+        try:
+            return columns_task(self.task, options)
+        except FieldError:
+            copied = [name for name, option in options.items() if option.copied]
+            size = copies_memory(self.task, options).total
+            free = self.task.usable_bytes
+            raise PlanError(
+                f"copies of {len(copied)} tables take {format_bytes(size)} on each device, and "
+                f"device {free.argmin()} has {format_bytes(int(free.min()))}: allow copies of fewer"
+            ) from None
+
+    @cached_property
+    def cached(self) -> Sequence[Options]:
+        """Sets in which tables are in host memory that do not fit into that of devices, with caches
+        that are smaller from set to set; none where tables may not be there.
+        """
+        if not self._host_bytes:
+            return []
+        from autoshard.workload.packing.cache_sizes import cached_rows  # other tasks do without it
+
+        budgets = [share * float(self.task.usable_bytes.sum()) for share in _SHARES]
+        found = list[Options]()
+        for counts in cached_rows(self.task, budgets):
+            caches = {
+                name: replace(self.required.get(name, COLUMN_WISE), cached_rows=count)
+                for name, count in counts.items()
+            }
+            found.append({**self.required, **caches})
+        return [some for number, some in enumerate(found) if some not in found[:number]]
+
+    @property
+    def fit_into_devices(self) -> bool:
+        """Whether the memory of all devices together is as large as all tables."""
+        all_bytes = sum(map(self.task.table_bytes, self.task.tables))
+        return all_bytes <= int(self.task.usable_bytes.sum())
+
+    def check_host(self, plan: ShardingPlan) -> None:
+        """Raises PlanError if a device's tables need more of the host's memory than there is."""
+        if not plan.cached_rows:
+            return
+        held = plan.host_bytes(self.task)
+        most = max(range(len(held)), key=held.__getitem__)
+        if held[most] > self._host_bytes:
+            raise PlanError(
+                f"device {most} would keep {format_bytes(held[most])} in host memory, of which "
+                f"each device has {format_bytes(self._host_bytes)}: give more with "
+                "--host-memory-gb, or add devices"
+            )
+
+    def allowed(self, found: Sequence[Sharded]) -> list[ShardingPlan]:
+        """Returns the plans of which hosts have the memory; PlanError if there is none."""
+        plans, lack = [each.plan(self.task) for each in found], None
+        allowed = list[ShardingPlan]()
+        for plan in plans:
+            try:
+                self.check_host(plan)
+                allowed.append(plan)
+            except PlanError as error:
+                lack = error
+        if lack is not None and not allowed:
+            raise lack
+        return allowed
+
+    def within_memory(self, caches: bool = True) -> Iterator[Options]:
+        """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
+        tables are in host memory, if they may be.
+        """
+        task = self.task
+        rows = self.in_blocks(COLUMN_WISE, len(task.devices))
+        may_have_rows = Rows()
+        limits = replace(self._limits, rows=True)
+        names = [
+            table.name
+            for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
+            if table.name not in self.required
+            and self._allows(may_have_rows, table)
+            and rows in may_have_rows.options(table, (), limits)
+        ]
+        for count in sorted({min(count, len(names)) for count in _COUNTS} - {0}):
+            yield {**self.required, **dict.fromkeys(names[:count], rows)}
+        yield from self.cached if caches else ()
+
+    def sharded(self, sharder: Sharder, options: Options) -> Sharded:
+        """Returns the plan in which a sharder places the columns of the other tables.
+
+        Raises:
+            PlanError: There is no memory for copies, or the sharder finds no plan.
+        """
+        task = self.columns_task(options)
+        placed = sharder.shard(task).placed(task) if task.tables else []
+        return Sharded.of_columns(self.task, placed, options)
+
+    def any_plan(self, rows: bool = True, caches: bool = True) -> Sharded:
+        """Returns any plan that fits into memory.
+
+        Args:
+            rows: Whether large tables may be by rows where no plan fits without.
+            caches: Whether tables may be in host memory then.
+
+        Raises:
+            PlanError: There is none, by the required options.
+        """
+        lack: PlanError | None = None
+        for some in (self.required, *(self.within_memory(caches) if rows else ())):
+            try:
+                task = self.columns_task(some)
+                return Sharded.of_columns(
+                    self.task, pack(task, split=True) if task.tables else [], some
+                )
+            except PlanError as error:
+                lack = lack or error
+        assert lack is not None
+        raise lack
+
+    @cached_property
+    def _of_each(self) -> Mapping[str, tuple[ShardingOption, ...]]:
+        limits = replace(self._limits, caches=self._caches)
+        found = dict[str, tuple[ShardingOption, ...]]()
+        for table in self.task.tables:
+            required = self.required.get(table.name)
+            options = [COLUMN_WISE if required is None else required]
+            for way in WAYS:
+                if self._allows(way, table) and (required is None or way.demanded_by is None):
+                    options += way.options(table, options, limits)
+            found[table.name] = tuple(options)
+        return found
+
+    def _allows(self, way: Way, table: EmbeddingTable) -> bool:
+        """Whether no rule forbids a table to be sharded in a way."""
+        return not way.forbidden_by & self._kinds[table.name]
+
+    @cached_property
+    def _caches(self) -> Mapping[str, Sequence[int]]:
+        """Sizes of caches, in rows, that a table may have in host memory, by table."""
+        found = dict[str, dict[int, None]]()
+        for options in self.cached:
+            for name, option in options.items():
+                if option.cached_rows is not None:
+                    found.setdefault(name, {})[option.cached_rows] = None
+        return {name: tuple(counts) for name, counts in found.items()}
+
+    def _demanded(self, way: Way, table: EmbeddingTable, rule: Rule) -> ShardingOption:
+        """Returns the option that a rule demands; PlanError if that cannot be."""
+        name = table.name
+        for other in self.task.rules:
+            if name in other.tables and other.kind in way.forbidden_by:
+                raise PlanError(
+                    f"the constraints {rule.name!r} and {other.name!r} cannot be kept together for "
+                    f"table {name}: drop one"
+                )
+        try:
+            return way.demanded(table, self._limits)
+        except FieldError as why:
+            raise PlanError(
+                f"the constraint {rule.name!r} cannot be kept for table {name}: {why.problem}"
+            ) from None

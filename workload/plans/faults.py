@@ -1,0 +1,115 @@
+"""Faults of plans: blocks of rows that TorchRec does not make, options that exclude each other,
+broken rules, lack of memory.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from autoshard.workload.plans.placements import Placement
+from autoshard.workload.sizes import format_bytes
+from autoshard.workload.tables.operators import MemoryParts
+from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks
+from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.tasks.task import Device, ShardingTask
+from autoshard.workload.ways import WAYS
+from autoshard.workload.ways.option import Options, option_of
+
+_NAMED = 3  # devices that an error names, besides the worst
+
+
+def fault_of_blocks(
+    table: EmbeddingTable, pieces: Sequence[Placement], num_devices: int
+) -> str | None:
+    """Returns why a table's blocks of rows are not even, over all devices or those of a node.
+
+    Args:
+        table: The table.
+        pieces: Its pieces, at least one.
+        num_devices: Number of devices of the plan.
+    """
+    count = pieces[0].row_blocks
+    if any(piece.row_blocks != count for piece in pieces):
+        return f"table {table.name} has pieces of different row_blocks: all need the same number"
+    if count == 1:
+        return None
+    if count < 1 or num_devices % count or any(piece.device % count for piece in pieces):
+        return (
+            f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
+            f"on: take all {num_devices} devices, or those of a node (row_blocks divides "
+            "the number of devices, and the first device is a multiple of it)"
+        )
+    if count == num_devices and len(pieces) > 1:
+        return (
+            f"table {table.name} is in blocks of rows on all devices and in slices of "
+            "columns: take either"
+        )
+    if not can_be_blocks(table.rows, count):
+        return (
+            f"table {table.name}: {table.rows} rows in {count} even blocks leave a device "
+            "without rows: shard it otherwise"
+        )
+    return None
+
+
+def fault_of_options(options: Options, task: ShardingTask) -> str | None:
+    """Returns why tables of a task cannot have their options."""
+    tables = {table.name: table for table in task.tables}
+    faults = (
+        way.fault(tables[name], option, task) for name, option in options.items() for way in WAYS
+    )
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def fault_of_rule(
+    rule: Rule, options: Options, widths: Mapping[str, Mapping[int, int]]
+) -> str | None:
+    """Returns how a plan breaks a rule.
+
+    Args:
+        rule: The rule.
+        options: Options of the plan's tables.
+        widths: Number of columns of each table, by device.
+    """
+    fault = _broken_by_options(rule, options)
+    if fault is None:
+        columns = [name for name in rule.tables if option_of(options, name).by_columns]
+        fault = rule.broken_by({name: widths[name] for name in columns})
+    return None if fault is None else f"the plan breaks the constraint {rule.name!r}: {fault}"
+
+
+def _broken_by_options(rule: Rule, options: Options) -> str | None:
+    taken = {
+        (way, name): way.taken_by(option_of(options, name)) for way in WAYS for name in rule.tables
+    }
+    for (way, name), yes in taken.items():
+        if rule.kind == way.demanded_by and not yes:
+            return way.says(name, yes=False)
+    for (way, name), yes in taken.items():
+        if rule.kind in way.forbidden_by and yes:
+            return way.says(name)
+    return None
+
+
+def fault_of_memory(held: Sequence[MemoryParts], devices: Sequence[Device]) -> str | None:
+    """Returns which devices lack memory, the worst with all parts.
+
+    Args:
+        held: What each device holds, [devices].
+        devices: The devices.
+    """
+    lacking = {
+        number: parts.total - device.usable_bytes
+        for number, (parts, device) in enumerate(zip(held, devices, strict=True))
+        if parts.total > device.usable_bytes
+    }
+    if not lacking:
+        return None
+    first, *others = sorted(lacking, key=lambda number: -lacking[number])
+    device = devices[first]
+    more = [f"device {number} {format_bytes(lacking[number])}" for number in others[:_NAMED]]
+    if len(others) > _NAMED:
+        more.append(f"{len(others) - _NAMED} more devices")
+    return (
+        f"device {first} ({device.name}) would hold {format_bytes(held[first].total)} "
+        f"({held[first].breakdown}), {format_bytes(lacking[first])} more than its "
+        f"{format_bytes(device.usable_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+    )

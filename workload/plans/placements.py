@@ -1,0 +1,67 @@
+"""Where pieces of tables are: the parts of a plan."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.workload.errors import FieldError
+from autoshard.workload.tables.table import EmbeddingTable, Piece
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Columns `start` to `start + width` of a table on a device, by number in the task.
+
+    Args:
+        table: Name of the table.
+        start: First column.
+        width: Number of columns.
+        device: Device, or the first of several.
+        row_blocks: Devices, from `device` on, each of which holds a block of the rows: all of them
+            (row-wise), or those of a node (table-row-wise; with several slices of columns a grid).
+    """
+
+    table: str
+    start: int
+    width: int
+    device: int
+    row_blocks: int = 1
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "Placement":
+        """Returns the placement that `to_json` wrote; FieldError names an unknown field."""
+        if unknown := sorted(set(record) - set(Placement.__dataclass_fields__)):
+            raise FieldError(
+                unknown[0],
+                "is not a field of a placement: rows are in even blocks, row_blocks says how many",
+            )
+        numbers = {name: int(value) for name, value in record.items() if name != "table"}
+        return Placement(str(record["table"]), **numbers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        usual = {"row_blocks"} if self.row_blocks == 1 else set()
+        return {name: value for name, value in vars(self).items() if name not in usual}
+
+    @property
+    def devices(self) -> range:
+        """Returns all devices that hold rows of it."""
+        return range(self.device, self.device + self.row_blocks)
+
+
+def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
+    """Returns one piece per table and device, with as many columns as before.
+
+    Columns of a table are assigned anew, in the order of device numbers.
+    """
+    widths: dict[tuple[str, int], int] = {}
+    tables: dict[str, EmbeddingTable] = {}
+    for piece, device in placed:
+        key = (piece.table.name, int(device))
+        widths[key] = widths.get(key, 0) + piece.width
+        tables[piece.table.name] = piece.table
+    starts, found = dict.fromkeys(tables, 0), []
+    for (name, device), width in sorted(widths.items()):
+        found.append((Piece(tables[name], starts[name], width), device))
+        starts[name] += width
+    return found

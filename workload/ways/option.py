@@ -1,0 +1,188 @@
+"""Sharding options: how the rows and columns of one table are spread over devices and memories."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from autoshard.workload.errors import FieldError
+from autoshard.workload.tables.operators import MemoryParts
+from autoshard.workload.tables.table import EmbeddingTable, Piece, hot_name
+from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.tasks.task import ShardingTask
+
+
+@dataclass(frozen=True)
+class ShardingOption:
+    """How a table is sharded, but for the devices of its columns.
+
+    Args:
+        copied: Whether each device has a copy (data-parallel).
+        row_blocks: Number of blocks of rows, on as many devices (row-wise, table-row-wise); 1 where
+            the table is whole or in slices of columns.
+        first: First device of the blocks.
+        hot_rows: Number of the most used rows of which each device has a copy. The others are cold,
+            in columns or in blocks of rows, and numbered by a hash of their ids. 0: all rows are
+            numbered so. None: rows are as they come.
+        cached_rows: Rows for which caches in device memory have room, if the table is in host
+            memory; None if it is in device memory.
+    """
+
+    copied: bool = False
+    row_blocks: int = 1
+    first: int = 0
+    hot_rows: int | None = None
+    cached_rows: int | None = None
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether any device may have any columns of the table, or of its cold rows."""
+        return not self.copied and self.row_blocks == 1
+
+    @property
+    def without_blocks(self) -> "ShardingOption":
+        """The option but for blocks of rows, which a plan has in its placements."""
+        return replace(self, row_blocks=1, first=0) if self.row_blocks > 1 else self
+
+    def held(self, table: EmbeddingTable, batch_size: int) -> EmbeddingTable:
+        """Returns the table whose columns or blocks single devices hold: with its cache, or with
+        cold rows alone. It keeps the table's name.
+        """
+        if self.cached_rows is not None:
+            table = replace(table, cached_rows=self.cached_rows)
+        if self.hot_rows is None:
+            return table
+        from autoshard.workload.access.hot_rows import cold_rows  # few tasks need its sums
+
+        return cold_rows(table, self.hot_rows, batch_size)
+
+    def copies(self, table: EmbeddingTable, batch_size: int) -> tuple[EmbeddingTable, ...]:
+        """Returns the tables of which each device has a copy: this one, or that of its hot rows."""
+        if self.copied:
+            return (table,)
+        if not self.hot_rows:
+            return ()
+        from autoshard.workload.access.hot_rows import hot_and_cold
+
+        return hot_and_cold(table, self.hot_rows, batch_size)[:1]
+
+    def copies_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
+        """Returns what copies of a table take on each device, and the numbers of hot rows."""
+        copies = self.copies(table, task.batch_size)
+        if not copies:
+            return MemoryParts()
+        held = task.operator.copies_memory(copies, task.batch_size, len(task.devices))
+        return held.plus(MemoryParts(inputs=_HOT_ID_BYTES * table.rows if self.hot_rows else 0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object of what differs from a table in columns."""
+        return {name: value for name, value in asdict(self).items() if value != _USUAL[name]}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "ShardingOption":
+        """Returns the option that `to_json` wrote, without blocks of rows."""
+        for name, value in record.items():
+            kind = _KINDS.get(name)
+            if kind is None or type(value) is not kind:
+                allowed = ", ".join(f"{known} ({kind.__name__})" for known, kind in _KINDS.items())
+                raise FieldError(name, f"must be one of {allowed}, got {value!r}")
+        return ShardingOption(**record)
+
+
+COLUMN_WISE = ShardingOption()
+DATA_PARALLEL = ShardingOption(copied=True)
+_USUAL = {each.name: getattr(COLUMN_WISE, each.name) for each in fields(ShardingOption)}
+_KINDS: Mapping[str, type] = {"copied": bool, "hot_rows": int, "cached_rows": int}
+_HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
+
+Options = Mapping[str, ShardingOption]  # of tables that are not `COLUMN_WISE`, by name
+
+
+def option_of(options: Options, table: str) -> ShardingOption:
+    """Returns the option of a table."""
+    return options.get(table, COLUMN_WISE)
+
+
+def copies_memory(task: ShardingTask, options: Options) -> MemoryParts:
+    """Returns what all copies by these options take on each device."""
+    found = MemoryParts()
+    for table in task.tables:
+        if table.name in options:
+            found = found.plus(options[table.name].copies_memory(table, task))
+    return found
+
+
+def blocks_of(
+    task: ShardingTask, table: EmbeddingTable, option: ShardingOption
+) -> list[tuple[Piece, int]]:
+    """Returns the blocks of rows of a table as pieces, with their devices; none without blocks."""
+    if option.row_blocks == 1:
+        return []
+    blocks = task.row_blocks(option.held(table, task.batch_size), option.row_blocks)
+    return [(block.whole(), option.first + number) for number, block in enumerate(blocks)]
+
+
+def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
+    """Returns the access digest of the table of each block of rows, and of cold rows and tables
+    with caches, by that of the part.
+    """
+    found = dict[str, str]()
+    for table in task.tables:
+        option = option_of(options, table.name)
+        held = option.held(table, task.batch_size)
+        parts = (held, *(block.table for block, _ in blocks_of(task, table, option)))
+        found.update(dict.fromkeys((part.access_digest for part in parts), table.access_digest))
+    return found
+
+
+def columns_task(
+    task: ShardingTask, options: Options, grids: Collection[str] = (), reserve: bool = True
+) -> ShardingTask:
+    """Returns the task of what single devices hold: columns of tables, and blocks of rows, each a
+    table of its own that is whole and on its device.
+
+    Args:
+        task: The task.
+        options: Options of its tables.
+        grids: Tables of which each slice of columns is in blocks of rows on devices of its own;
+            their blocks may be on any devices that have blocks of that number.
+        reserve: Whether the memory of copies is reserved, to plan; plans are priced without.
+
+    Raises:
+        FieldError: A device has no memory for the copies and more.
+    """
+    if not options:
+        return task
+    devices, copied_bytes = task.devices, copies_memory(task, options).total if reserve else 0
+    if copied_bytes:
+        devices = tuple(
+            replace(device, reserved_bytes=device.reserved_bytes + copied_bytes)
+            for device in devices
+        )
+    tables, of_blocks, elsewhere = list[EmbeddingTable](), list[Rule](), list[str]()
+    for table in task.tables:
+        option = option_of(options, table.name)
+        if option.by_columns:
+            tables.append(option.held(table, task.batch_size))
+            elsewhere += [hot_name(table.name)] * bool(option.hot_rows)
+            continue
+        elsewhere.append(table.name)
+        blocks = blocks_of(task, table, option)
+        tables += [block.table for block, _ in blocks]
+        of_blocks += _rules_of(blocks, table.name, task, table.name in grids)
+    gone = {table.name for table in task.tables} - {table.name for table in tables}
+    kept = (rule.without(gone) if gone else rule for rule in task.rules)
+    rules = (*(rule for rule in kept if rule is not None), *of_blocks)
+    beside = (*task.beside, *elsewhere)
+    return replace(task, tables=tuple(tables), devices=devices, rules=rules, beside=beside)
+
+
+def _rules_of(
+    blocks: list[tuple[Piece, int]], table: str, task: ShardingTask, grid: bool
+) -> list[Rule]:
+    """Returns the rules that keep blocks of rows where they are."""
+    found, ranks = list[Rule](), len(task.devices)
+    for number, (block, home) in enumerate(blocks):
+        allowed = tuple(range(number, ranks, len(blocks))) if grid else (home,)
+        found.append(Rule("on", (block.table.name,), allowed, f"{table}: in blocks of rows"))
+    names = tuple(block.table.name for block, _ in blocks)
+    return [*found, *([Rule("whole", names)] if names and not grid else [])]
