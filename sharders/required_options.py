@@ -7,9 +7,8 @@ import math
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
-from autoshard.workload.packing.table_options import TableOptions
-
-_WORSE = 2  # smaller caches in a row that give worse plans, after which none are tried
+from autoshard.workload.packing.table_options import TableOptions, until_worse
+from autoshard.workload.ways.option import Options
 
 
 class RequiredOptions:
@@ -36,22 +35,21 @@ class RequiredOptions:
                 return options.sharded(self._sharder, options.required).plan(task)
             except PlanError as error:
                 lack = error
-        best, best_ms, worse = None, math.inf, 0
-        for some in options.cached:
+        found: list[tuple[float, ShardingPlan]] = []
+
+        def step_ms(some: Options) -> float:
+            nonlocal lack
+            assert self._oracle is not None
             try:
-                plan = options.sharded(self._sharder, some).plan(task)
-                options.check_host(plan)
+                (plan,) = options.allowed([options.sharded(self._sharder, some)])
             except PlanError as error:
                 lack = error
-                continue
-            assert self._oracle is not None
-            step_ms = self._oracle.step_ms(plan, task)
-            worse = worse + 1 if step_ms >= best_ms else 0
-            if step_ms < best_ms:
-                best, best_ms = plan, step_ms
-            if worse == _WORSE:
-                break
-        if best is None:
+                return math.inf
+            found.append((self._oracle.step_ms(plan, task), plan))
+            return found[-1][0]
+
+        until_worse(map(step_ms, options.cached), found)
+        if not found:
             assert lack is not None
             raise lack
-        return best
+        return min(found, key=lambda each: each[0])[1]

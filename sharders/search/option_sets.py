@@ -23,7 +23,7 @@ from autoshard.sharders.heuristics.cost_greedy import FusedGreedySharder
 from autoshard.sharders.heuristics.split_greedy import split_greedy
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.packing.table_options import TableOptions
+from autoshard.workload.packing.table_options import TableOptions, until_worse
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
@@ -33,7 +33,6 @@ _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied 
 _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
 _HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
-_WORSE = 2  # so many sets that are no better than the best end that
 
 
 @dataclass(frozen=True)
@@ -168,13 +167,8 @@ class OptionSets:
 
     def _append_until_worse(self, found: list[Start], sets: Iterable[Iterable[Options]]) -> None:
         """Appends sets of options until some in a row are no better than the best."""
-        worse = 0
-        for alike in sets:
-            best_ms = min(map(_step_ms, found), default=math.inf)
-            least_ms = min(self._append(found, options) for options in alike)
-            worse = 0 if least_ms < best_ms else worse + 1
-            if worse == _WORSE and found:
-                return
+        steps_ms = (min(self._append(found, options) for options in alike) for alike in sets)
+        until_worse(steps_ms, found, min(map(_step_ms, found), default=math.inf))
 
     def _hot_rows(self, options: Options) -> Options | None:
         """Returns the options with hot rows of all tables of which they may pay; None if none."""

@@ -1,6 +1,7 @@
 """Which options each table of a task may take, as far as rules, rows and the cost model allow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -28,6 +29,7 @@ _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits with
 # Of all device memory, for tables and caches where tables are in host memory: what is left lets
 # pieces be placed, and devices be balanced.
 _SHARES = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
+_WORSE = 2  # plans in a row that are no faster end `until_worse`
 
 
 class TableOptions:
@@ -127,32 +129,27 @@ class TableOptions:
         all_bytes = sum(map(self.task.table_bytes, self.task.tables))
         return all_bytes <= int(self.task.usable_bytes.sum())
 
-    def check_host(self, plan: ShardingPlan) -> None:
-        """Raises PlanError if a device's tables need more of the host's memory than there is."""
-        if not plan.cached_rows:
-            return
-        held = plan.host_bytes(self.task)
-        most = max(range(len(held)), key=held.__getitem__)
-        if held[most] > self._host_bytes:
-            raise PlanError(
-                f"device {most} would keep {format_bytes(held[most])} in host memory, of which "
-                f"each device has {format_bytes(self._host_bytes)}: give more with "
-                "--host-memory-gb, or add devices"
-            )
-
     def allowed(self, found: Sequence[Sharded]) -> list[ShardingPlan]:
         """Returns the plans of which hosts have the memory; PlanError if there is none."""
-        plans, lack = [each.plan(self.task) for each in found], None
-        allowed = list[ShardingPlan]()
-        for plan in plans:
-            try:
-                self.check_host(plan)
-                allowed.append(plan)
-            except PlanError as error:
-                lack = error
-        if lack is not None and not allowed:
-            raise lack
-        return allowed
+        plans = [each.plan(self.task) for each in found]
+        lacks = [self._lack_of_host(plan) for plan in plans]
+        if all(lacks):
+            raise PlanError(next(filter(None, lacks)))
+        return [plan for plan, lack in zip(plans, lacks, strict=True) if lack is None]
+
+    def _lack_of_host(self, plan: ShardingPlan) -> str | None:
+        """Returns which device's tables need more of the host's memory than there is, if any."""
+        if not plan.cached_rows:
+            return None
+        held = plan.host_bytes(self.task)
+        most = max(range(len(held)), key=held.__getitem__)
+        if held[most] <= self._host_bytes:
+            return None
+        return (
+            f"device {most} would keep {format_bytes(held[most])} in host memory, of which "
+            f"each device has {format_bytes(self._host_bytes)}: give more with "
+            "--host-memory-gb, or add devices"
+        )
 
     def within_memory(self, caches: bool = True) -> Iterator[Options]:
         """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
@@ -247,3 +244,22 @@ class TableOptions:
             raise PlanError(
                 f"the constraint {rule.name!r} cannot be kept for table {name}: {why.problem}"
             ) from None
+
+
+def until_worse(
+    steps_ms: Iterable[float], found: Sequence[object], least_ms: float = math.inf
+) -> None:
+    """Consumes the steps of plans that are made one after another, until some in a row are no
+    faster than the fastest one.
+
+    Args:
+        steps_ms: Milliseconds of each plan; infinite without one.
+        found: What there is to choose from, more with each plan. Without any, all are made.
+        least_ms: The fastest one that there is already.
+    """
+    worse = 0
+    for step_ms in steps_ms:
+        worse = 0 if step_ms < least_ms else worse + 1
+        least_ms = min(least_ms, step_ms)
+        if worse >= _WORSE and found:
+            return
