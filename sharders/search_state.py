@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from autoshard.cost_model.common_price import num_sharded
 from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.sharders.move_budget import GONE, MoveBudget
@@ -296,7 +297,7 @@ class SearchState:
         loads = self._loads if loads is None else loads
         # Prices of devices contain the start of all-to-alls, which copies alone do not need.
         price = self._devices.price
-        idle_ms = price.exchanges * price.latency_ms * (self._common.num_sharded(loads) == 0)
+        idle_ms = price.exchanges * price.latency_ms * (num_sharded(loads) == 0)
         return np.asarray(self._common.ms(loads, splits) - self._whole_ms - idle_ms)
 
     def _after(
