@@ -151,8 +151,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Returns the mask of allowed actions, [max_devices + 1], as MaskablePPO requires it."""
-        episodes = self._vector.episodes
-        return np.asarray(torch.cat([episodes.allowed[0], episodes.splittable[:1]]).numpy())
+        return np.asarray(self._vector.episodes.action_masks[0].numpy())
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         found = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
