@@ -70,6 +70,7 @@ class PolicySharder:
         starts = sets.starts()
         if self._search is None:  # by the mean scenario, which is fast
             found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
+            found += self._plans_with_options(sets.options)
             if not found or len(starts) > 1:  # greedy plans are known
                 found += _greedy_of(starts)
             return min(
@@ -94,6 +95,7 @@ class PolicySharder:
         else:
             begun = run.descents(found + more)
         found += [plan for plans in of_policy for plan in plans]
+        found += self._plans_with_options(sets.options)
         found += [begun[0].sharded(), *run.results(begun[0])]
         choice = _Choice(self._oracle, task, sets.options.allowed(found))
         for later in run.further(begun[0]):
@@ -103,7 +105,7 @@ class PolicySharder:
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
-        split, lack = self._policy.network.shape.halves, None
+        split, lack = self._policy.network.shape.splits, None
         for some in (options.required, *options.within_memory()):
             try:
                 rest = options.columns_task(some)
@@ -119,6 +121,23 @@ class PolicySharder:
         """Returns the policy's plans, the best first; more of them before a search."""
         found = self._rollouts_of(start.task)
         return [Sharded.of_columns(sets.task, placed, start.options) for placed in found]
+
+    def _plans_with_options(self, options: TableOptions) -> list[Sharded]:
+        """Returns plans in which the policy gives tables their options; none where that would be
+        in vain, or the task is so large that it is planned in groups.
+        """
+        if not options.any_choice:
+            return []
+        with suppress(PlanError):
+            task = options.columns_task(options.required)
+            if not task.tables:
+                return []
+            configs = self._rollouts.option_configs(len(task.devices))
+            found = self._rollouts.run(task, configs, options=(options, options.required))
+            ranked = sorted(found, key=lambda rollout: rollout.plan_ms)
+            plans = {f"{each.plan_ms:.5g}": Sharded(each.placed, each.options) for each in ranked}
+            return [*plans.values()][:_CANDIDATES]
+        return []
 
     def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
         if not task.tables:
