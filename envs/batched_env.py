@@ -30,7 +30,7 @@ _CONSTRAINED_MS = 1e6  # constrained units come first, whatever they cost
 NOWHERE, BY_OPTION = -1, -2  # in place of the device of a unit
 _PARTS = 0  # in _tables: pieces of the table, then their maximum number and minimum width
 _SPLIT = OPTION_KINDS.index(SPLIT)
-_OF_HALVES = [OPTION_PARTS.index(name) for name in ("work", "highest", "width")]
+_OF_HALVES = slice(OPTION_PARTS.index("work"), OPTION_PARTS.index("width") + 1)
 _COMMON = slice(OPTION_PARTS.index("common"), OPTION_PARTS.index("common_again") + 1)
 # Columns of catalog.features.
 _ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)
@@ -216,10 +216,13 @@ class BatchedPlacementEnv(EpisodeOptions):
         self.priced_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
         narrowest = tables.highest(catalog.narrowest_ms) if self.max_splits else costliest
         self.lower_bound_ms[env_ids] = torch.maximum(even_ms, narrowest) + exchange
-        self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids) + self.empty_sums(env_ids)
-        self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
-        self.add_taken(env_ids)
-        self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
+        self.sums[env_ids] = self.empty_sums(env_ids)
+        self.held_columns[env_ids], self.described[env_ids] = 0.0, 0.0
+        if bool((homes != NOWHERE).any()):  # else episodes begin, mostly many at once
+            self.sums[env_ids] += self.sums_of(catalog.amounts, env_ids)
+            self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
+            self.add_taken(env_ids)
+            self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
         self.rest[env_ids] = catalog.described[order].mul(rest[..., None]).sum(1)
         self.reprice(env_ids)
         self.count_loads(env_ids, instances)
@@ -257,10 +260,10 @@ class BatchedPlacementEnv(EpisodeOptions):
         if starting:
             self._begin_episodes(starting, instances)
         devices = actions.clamp_max(self.max_devices - 1)
-        by_option = actions >= self.max_devices
-        placing = active & self.allowed.gather(1, devices[:, None])[:, 0] & ~by_option
-        kinds = (actions - self.max_devices).clamp_min(0)
-        taking = active & by_option & self.may_take.gather(1, kinds[:, None])[:, 0]
+        placing = active & self.allowed.gather(1, devices[:, None])[:, 0]
+        placing &= actions < self.max_devices
+        kinds = actions - self.max_devices
+        taking = active & self._may_take_kinds(kinds)
         self.infeasible |= active & ~placing & ~taking
         # Mostly all episodes place a unit; then no rows need be selected.
         rows = slice(None) if bool(placing.all()) else placing.nonzero()[:, 0]
@@ -286,6 +289,13 @@ class BatchedPlacementEnv(EpisodeOptions):
             if len(others := (taking & ~splits).nonzero()[:, 0]):
                 self._take(others, kinds[others])
         self._prepare_next()
+
+    def _may_take_kinds(self, kinds: Tensor) -> Tensor:
+        """Returns whether the current units may take options of these kinds, -1 for none: [envs]."""
+        if not self._any_options:
+            return (kinds == _SPLIT) & self.splittable
+        chosen = self.may_take.gather(1, kinds.clamp_min(0)[:, None])[:, 0]
+        return chosen & (kinds >= 0)
 
     def _take(self, env_ids: Tensor, kinds: Tensor) -> None:
         """Gives the tables of the current units other options."""
@@ -364,7 +374,8 @@ class BatchedPlacementEnv(EpisodeOptions):
         )
         self.splittable = self._may_split()
         self._offer(largest[:, 0])
-        fits_nowhere = ~(self.allowed.any(1) | self.may_take.any(1))
+        may_take = self.may_take.any(1) if self._any_options else self.splittable
+        fits_nowhere = ~(self.allowed.any(1) | may_take)
         self.infeasible |= (self.placed < self.count) & fits_nowhere
 
     @property
@@ -383,11 +394,13 @@ class BatchedPlacementEnv(EpisodeOptions):
         Args:
             largest: Memory of the largest unit that comes after each, [envs].
         """
-        self.offers = torch.zeros_like(self.offers)
-        split, may = self.offers[:, _SPLIT], self.splittable.float()
-        halves = self.unit_features[:, [_ADDED, _HALF, _WIDTH]]
-        split[:, [MAY, *_OF_HALVES]] = torch.cat([may[:, None], may[:, None] * halves], dim=1)
+        if self._any_options:
+            self.offers.zero_()
+        split = self.offers[:, _SPLIT]
+        split[:, MAY] = self.splittable
+        torch.mul(self.unit_features[:, _ADDED:], split[:, :1], out=split[:, _OF_HALVES])
         if self._any_common:
+            split[:, _COMMON] = 0.0
             env_ids = self.splittable.nonzero()[:, 0]
             slices = self.catalog.slices[self.current[env_ids]]
             split[env_ids, _COMMON] = self.more_common(env_ids, None, slices)
@@ -428,7 +441,7 @@ class BatchedPlacementEnv(EpisodeOptions):
         common = self.more_common(env_ids, (units, kinds, found.first), torch.zeros(len(env_ids)))
         work, highest, soft, plan, memory = found.effects.unbind(1)
         width = torch.zeros_like(work)
-        parts = [torch.ones_like(work), work, highest, soft, plan, *common.unbind(1), memory, width]
+        parts = [torch.ones_like(work), work, highest, width, soft, plan, *common.unbind(1), memory]
         self.offers[env_ids, kinds] = torch.stack(parts, dim=1) * fits[:, None]
         self._first[env_ids, kinds] = found.first
 

@@ -23,11 +23,11 @@ OPTION_PARTS = (
     "may",  # whether it is allowed
     "work",  # what it adds to all devices together, beside the unit whole
     "highest",  # highest cost of a device after it, or of a part that is still to be placed
+    "width",  # log width of a half
     "soft_after", "plan_after",  # step with the unit, by a norm over devices and by the slowest
     "common",  # what it adds on all devices alike
     "common_again",  # the same without what only the first option of its kind adds
     "memory",  # of its parts on a device, relative to the mean device
-    "width",  # log width of a half
 )  # fmt: skip
 MAY = OPTION_PARTS.index("may")
 _COLUMNS = list(StepPrice.__annotations__).index("columns")
