@@ -399,7 +399,7 @@ class BatchedPlacementEnv(EpisodeOptions):
         split = self.offers[:, _SPLIT]
         split[:, MAY] = self.splittable
         torch.mul(self.unit_features[:, _ADDED:], split[:, :1], out=split[:, _OF_HALVES])
-        if self._any_common:
+        if self.catalog.overhead is not None:
             split[:, _COMMON] = 0.0
             env_ids = self.splittable.nonzero()[:, 0]
             slices = self.catalog.slices[self.current[env_ids]]

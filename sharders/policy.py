@@ -134,9 +134,8 @@ class PolicySharder:
                 return []
             configs = self._rollouts.option_configs(len(task.devices))
             found = self._rollouts.run(task, configs, options=(options, options.required))
-            ranked = sorted(found, key=lambda rollout: rollout.plan_ms)
-            plans = {f"{each.plan_ms:.5g}": Sharded(each.placed, each.options) for each in ranked}
-            return [*plans.values()][:_CANDIDATES]
+            best = _distinct(found)[:_CANDIDATES]
+            return [Sharded.of_columns(options.task, each.placed, each.options) for each in best]
         return []
 
     def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
@@ -146,13 +145,11 @@ class PolicySharder:
         usual, wide = self._rollouts.configs(*size), self._search is not None
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
         rollouts = self._rollouts.run(task, configs, coarse=wide)
-        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
-            :_CANDIDATES
-        ]
-        best = own
+        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])
+        best = [rollout.placed for rollout in own[:_CANDIDATES]]
         if wide:
-            best = _distinct(rollouts)[:_WIDE_CANDIDATES]
-            best += [placed for placed in own if placed not in best]
+            all_ways = [rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]]
+            best = all_ways + [placed for placed in best if placed not in all_ways]
         return best
 
 
@@ -193,9 +190,9 @@ def _greedy_of(starts: Sequence[Start]) -> list[Sharded]:
     return [plan for start in starts for plan in start.greedy]
 
 
-def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:
-    """Returns the plans of rollouts, the best first, and only one for each step time."""
-    plans: dict[str, Placed] = {}
+def _distinct(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Returns the rollouts, the best first, and only one for each step time."""
+    found = dict[str, Rollout]()
     for rollout in sorted(rollouts, key=lambda rollout: rollout.plan_ms):
-        plans.setdefault(f"{rollout.plan_ms:.5g}", rollout.placed)
-    return list(plans.values())
+        found.setdefault(f"{rollout.plan_ms:.5g}", rollout)
+    return list(found.values())

@@ -252,9 +252,10 @@ def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy)
         "progress": torch.ones(1, PROGRESS),
     }
     parts["devices"][0, :, safe] = torch.tensor([0.0, 1.0, 0.0])
-    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0, 0])
+    none = [0] * len(OPTION_KINDS)
+    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0, *none])
     parts["devices"][0, :, safe] = 0
-    assert (policy.network(parts)[0].softmax(1)[0] > 0).tolist() == [True] * 3 + [False]
+    assert (policy.network(parts)[0].softmax(1)[0] > 0).tolist() == [True] * 3 + [False] * len(none)
 
 
 def test_seconds_are_the_searchs(policy: Policy, oracle: EstimatedCosts, tables: Tables) -> None:
