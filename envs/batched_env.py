@@ -436,8 +436,12 @@ class BatchedPlacementEnv(EpisodeOptions):
         )
         fits = (fits & (found.free >= size[:, None]) & self.exists[env_ids]).any(1) & found.fits
         rest_bytes = self.rest_bytes[env_ids] - self._size[env_ids] + size
-        free_bytes = (found.free * self.exists[env_ids]).sum(1)
+        exists = self.exists[env_ids]
+        free_bytes = (found.free * exists).sum(1)
         fits &= rest_bytes <= _MAX_FILL * free_bytes
+        # What takes less memory is allowed even if it is not enough, as a table in host memory.
+        spare = (self.free_bytes[env_ids] * exists).sum(1) - self.rest_bytes[env_ids]
+        fits |= found.fits & (free_bytes - rest_bytes > spare)
         common = self.more_common(env_ids, (units, kinds, found.first), torch.zeros(len(env_ids)))
         work, highest, soft, plan, memory = found.effects.unbind(1)
         width = torch.zeros_like(work)

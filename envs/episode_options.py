@@ -257,7 +257,7 @@ class EpisodeOptions(EpisodeDevices):
             joined[rows] = torch.stack(stages, dim=-1)
         now, joined = (each / scale[:, None, None] * exists[..., None] for each in (now, joined))
         free = self.free_bytes[env_ids] - copies[:, None]
-        lacks = ((free < sizes) & exists).long()
+        lacks = ((free < sizes) & exists & ~again[:, None]).long()
         lacking = torch.zeros_like(lacks).scatter_add_(1, place, lacks) > 0
         before, after = powers(now), powers(joined)
         rises = torch.zeros_like(before).scatter_add_(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.envs import BatchedPlacementEnv, EstimatedCostSource, TableCatalog, TaskInstance
 from autoshard.envs.episode_options import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS, changed_units
@@ -20,6 +21,7 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.options import Sharded
 from autoshard.workload.table_options import TableOptions
 
@@ -201,17 +203,24 @@ def test_tables_take_no_options_that_are_not_priced_or_wanted() -> None:
         assert seen == found
 
 
-def test_a_table_too_large_for_devices_is_kept_in_host_memory() -> None:
-    """With the largest cache that fits, if each action takes the next smaller one."""
-    objective = Objective("operators", LINK)
-    drawn_tables = tuple(load_tables("synthetic:200:6:small")[:6])
-    ample = ShardingTask(drawn_tables, Device.uniform(2, 10**12), 4096, objective=objective)
-    memory = int(sum(map(ample.table_bytes, drawn_tables)) * 0.4)
-    hardware = load_model("cpu").provenance.hardware
-    task = replace(ample, devices=Device.uniform(2, memory))
-    options = TableOptions(task, copies=False, rows=False, host_bytes=10**12)
-    assert options.any_choice, hardware
-    units = changed_units(options, {})
-    assert {option.cached_rows is not None for option, _ in units} == {True}
-    sizes = [task.piece_bytes(piece) for _, piece in units]
-    assert len(set(sizes)) > 1
+def test_tables_are_kept_in_host_memory_where_that_of_devices_is_too_small() -> None:
+    sheet = DATA_SHEETS["h100-80gb"]
+    objective = Objective("operators", sheet.link(RANKS))
+    ample = task_of(objective, 9.9)
+    memory = int(sum(map(ample.table_bytes, ample.tables)) * 0.15)
+    task = replace(ample, devices=Device.uniform(RANKS, memory))
+    model = roofline_model(sheet).for_objective(objective, RANKS)
+    oracle = EstimatedCosts(model, task.batch_size)
+    options = TableOptions(task, copies=False, rows=False, host_bytes=2**40)
+    episodes = episodes_with(task, oracle, options, 64)
+    play(episodes, np.random.default_rng(0))
+    compared = 0
+    for env_id in (~episodes.infeasible).nonzero()[:, 0].tolist():
+        plan = plan_of(episodes, env_id, task)
+        plan.check(task)
+        assert plan.cached_rows
+        if not meets_itself(episodes, env_id):
+            step_ms = oracle.step_ms(plan, task)
+            assert float(episodes.plan_ms[env_id]) == pytest.approx(step_ms, rel=1e-4)
+            compared += 1
+    assert compared > 5
