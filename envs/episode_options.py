@@ -270,7 +270,8 @@ class EpisodeOptions(EpisodeDevices):
         fits = (soft_after < torch.inf) & ((free >= 0) | ~exists).all(1)
         inside = place == chosen[:, None]
         plan = torch.where(inside[..., None], joined, now)
-        work = ((joined - now).sum(2) * inside).sum(1) - rise_ms / scale
+        held = self.stages_ms[env_ids].sum((1, 2)) / scale
+        work = plan.sum((1, 2)) - held - rise_ms / scale
         taken = sizes * inside
         memory = (taken.amax(1) + copies) / self.capacity_mean[env_ids]
         effects = [work, plan.sum(2).amax(1), soft_after.clamp_max(_FAR), plan.amax(1).sum(1)]

@@ -39,7 +39,7 @@ _ADDED = PROGRESS - 1  # in the part `progress`: additional cost by splits
 _SPLIT = OPTION_KINDS.index(SPLIT)
 _MIN_SHARPNESS = 1e-6
 # Initial values, tuned on two families of tables and three objectives: weight of the device's own
-# cost beside the plan's, and share of the excess over the even share that a split moves away.
+# cost beside the plan's, and share of the excess over the even share that an option moves away.
 _ITSELF = 0.02
 _ELSEWHERE = 0.4
 
@@ -79,7 +79,7 @@ class PolicyVariant(NamedTuple):
     Args:
         learned: Factor of learned deviations; 0 is the initial greedy policy.
         itself: Factor of the weight of the device's own cost.
-        elsewhere: Factor of the excess that a split moves away: a larger one splits more units.
+        elsewhere: Factor of the excess that an option moves away: a larger one splits more units.
         starts: Factor of what only the first option of its kind adds: with 0, tables take options
             that pay if others do so, too.
     """
@@ -201,8 +201,8 @@ class PolicyNetwork(nn.Module):
     ) -> Tensor:
         """Returns the logits of options in the greedy policy: [envs, kinds].
 
-        The gain of an option is what it saves of the excess over the even share or the slowest
-        device, of which a split saves a share; its loss is what it adds to all devices.
+        The gain of an option is a share of what it saves of the excess over the even share or the
+        slowest device; its loss is what it adds to all devices.
         """
         devices, options = parts["devices"], parts["options"]
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1, keepdim=True)
@@ -211,11 +211,11 @@ class PolicyNetwork(nn.Module):
         # Where no device is allowed, some option must be taken: that which adds least.
         best = torch.where(allowed.any(1, keepdim=True), best, level)
         saved = (best - torch.maximum(level, options[..., _HIGHEST])).clamp_min(0)
-        saved[:, _SPLIT] = (elsewhere * (best - level))[:, 0]
+        saved[:, _SPLIT] = (best - level)[:, 0]
         adds = options[..., _WORK] / parts["exists"].sum(1, keepdim=True).clamp_min(1)
         again = options[..., _AGAIN]
         adds = adds + again + starts * (options[..., _COMMON] - again)
-        return self.log_sharpness.exp() * (saved - adds)
+        return self.log_sharpness.exp() * (elsewhere * saved - adds)
 
     def values(self, embeddings: Tensor) -> Tensor:
         """Returns the value of each state by its embedding [envs, hidden]: [envs]."""
