@@ -2,8 +2,8 @@
 
 Each episode solves one task. Units come in descending order of predicted cost, the most
 constrained first. An action assigns the current unit to a device, splits it by columns, or gives
-its table another option. All episodes step as one batch; smaller tasks are padded and masked. The Gymnasium environments and
-policy inference share this implementation.
+its table another option. All episodes step as one batch; smaller tasks are padded and masked. The
+Gymnasium environments and policy inference share this implementation.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,27 +16,24 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.catalog import NUM_SCALARS, TableCatalog, TaskInstance
 from autoshard.envs.devices import DEVIATION, PRICED
-from autoshard.envs.episode_options import MAY, OPTION_PARTS, EpisodeOptions
 from autoshard.envs.lookahead import largest_units_fit
+from autoshard.envs.offers import EpisodeOffers, Upcoming
 from autoshard.envs.options import NO_UNIT, OPTION_KINDS, SPLIT
 from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.placements import merged_by_device
 
-# As shares of even_split_ms: splits and blocks of rows of cheaper units improve balance too little.
-_MIN_SPLIT_COST, _MIN_ROWS_COST = 0.02, 0.2
-_MAX_FILL = 0.98  # of the memory that an option leaves, for all other units
+# As a share of even_split_ms: splitting cheaper units improves balance too little.
+_MIN_SPLIT_COST = 0.02
 _CONSTRAINED_MS = 1e6  # constrained units come first, whatever they cost
 NOWHERE, BY_OPTION = -1, -2  # in place of the device of a unit
 _PARTS = 0  # in _tables: pieces of the table, then their maximum number and minimum width
 _SPLIT = OPTION_KINDS.index(SPLIT)
-_OF_HALVES = slice(OPTION_PARTS.index("work"), OPTION_PARTS.index("width") + 1)
-_COMMON = slice(OPTION_PARTS.index("common"), OPTION_PARTS.index("common_again") + 1)
 # Columns of catalog.features.
 _ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)
 
 
-class BatchedPlacementEnv(EpisodeOptions):
+class BatchedPlacementEnv(EpisodeOffers):
     """Parallel episodes, each with its own task.
 
     An action is a device or, after these, one of `OPTION_KINDS`: of halves, both take their places
@@ -263,7 +260,7 @@ class BatchedPlacementEnv(EpisodeOptions):
         placing = active & self.allowed.gather(1, devices[:, None])[:, 0]
         placing &= actions < self.max_devices
         kinds = actions - self.max_devices
-        taking = active & self._may_take_kinds(kinds)
+        taking = active & self.may_take_kinds(kinds)
         self.infeasible |= active & ~placing & ~taking
         # Mostly all episodes place a unit; then no rows need be selected.
         rows = slice(None) if bool(placing.all()) else placing.nonzero()[:, 0]
@@ -289,13 +286,6 @@ class BatchedPlacementEnv(EpisodeOptions):
             if len(others := (taking & ~splits).nonzero()[:, 0]):
                 self._take(others, kinds[others])
         self._prepare_next()
-
-    def _may_take_kinds(self, kinds: Tensor) -> Tensor:
-        """Returns whether the current units may take options of these kinds, -1 for none: [envs]."""
-        if not self._any_options:
-            return (kinds == _SPLIT) & self.splittable
-        chosen = self.may_take.gather(1, kinds.clamp_min(0)[:, None])[:, 0]
-        return chosen & (kinds >= 0)
 
     def _take(self, env_ids: Tensor, kinds: Tensor) -> None:
         """Gives the tables of the current units other options."""
@@ -373,81 +363,20 @@ class BatchedPlacementEnv(EpisodeOptions):
             self.free_bytes, self._size, largest[:, 0], self._sizes, self.placed
         )
         self.splittable = self._may_split()
-        self._offer(largest[:, 0])
-        may_take = self.may_take.any(1) if self._any_options else self.splittable
+        self.offer_splits(self.splittable, self.unit_features[:, _ADDED:], self.current)
+        if self.any_options:
+            waiting = (self.placed < self.count) & ~self.infeasible
+            rest = (self.placed, self._sizes, largest[:, 0], self.rest_bytes)
+            upcoming = Upcoming(self.current, self._size, *rest)
+            self.offer_options(upcoming, waiting, ~self.safe.any(1))
+        may_take = self.may_take.any(1) if self.any_options else self.splittable
         fits_nowhere = ~(self.allowed.any(1) | may_take)
         self.infeasible |= (self.placed < self.count) & fits_nowhere
-
-    @property
-    def may_take(self) -> Tensor:
-        """Options that the current unit may take, [envs, kinds]."""
-        return self.offers[..., MAY] > 0
 
     @property
     def action_masks(self) -> Tensor:
         """Actions that are allowed, [envs, num_actions]."""
         return torch.cat([self.allowed, self.may_take], dim=1)
-
-    def _offer(self, largest: Tensor) -> None:
-        """Finds out what options of the current units would do.
-
-        Args:
-            largest: Memory of the largest unit that comes after each, [envs].
-        """
-        if self._any_options:
-            self.offers.zero_()
-        split = self.offers[:, _SPLIT]
-        split[:, MAY] = self.splittable
-        torch.mul(self.unit_features[:, _ADDED:], split[:, :1], out=split[:, _OF_HALVES])
-        if self.catalog.overhead is not None:
-            split[:, _COMMON] = 0.0
-            env_ids = self.splittable.nonzero()[:, 0]
-            slices = self.catalog.slices[self.current[env_ids]]
-            split[env_ids, _COMMON] = self.more_common(env_ids, None, slices)
-        if not self._any_options:
-            return
-        joined = self.joined_ms.masked_fill(~self.exists, torch.inf)
-        least, best = joined.min(1)
-        rise_ms = least - self.cost_ms.gather(1, best[:, None])[:, 0]
-        costly = rise_ms >= _MIN_ROWS_COST * self.even_split_ms
-        possible = self.possible(self.current, rise_ms, costly, ~self.safe.any(1))
-        possible &= (self.placed < self.count)[:, None] & ~self.infeasible[:, None]
-        env_ids, kinds = possible.nonzero().unbind(1)
-        if len(env_ids):
-            self._offer_options(env_ids, kinds, rise_ms[env_ids], largest[env_ids])
-
-    def _offer_options(
-        self, env_ids: Tensor, kinds: Tensor, rise_ms: Tensor, largest: Tensor
-    ) -> None:
-        """Offers options after which the rest still fits, as far as is foreseen.
-
-        Args:
-            env_ids: Episode of each option, [options].
-            kinds: Its kind.
-            rise_ms: What the unit adds to a device.
-            largest: Memory of the largest unit that comes after it.
-        """
-        units = self.current[env_ids]
-        found = self.landing(env_ids, units, kinds, rise_ms, self.even_split_ms[env_ids])
-        other = self.catalog.options.replaced[self.tasks[env_ids], units, kinds]
-        size = torch.where(other == NO_UNIT, 0, self.catalog.sizes[other.clamp_min(0)])
-        fits = largest_units_fit(
-            found.free, size, largest, self._sizes[env_ids], self.placed[env_ids]
-        )
-        fits = (fits & (found.free >= size[:, None]) & self.exists[env_ids]).any(1) & found.fits
-        rest_bytes = self.rest_bytes[env_ids] - self._size[env_ids] + size
-        exists = self.exists[env_ids]
-        free_bytes = (found.free * exists).sum(1)
-        fits &= rest_bytes <= _MAX_FILL * free_bytes
-        # What takes less memory is allowed even if it is not enough, as a table in host memory.
-        spare = (self.free_bytes[env_ids] * exists).sum(1) - self.rest_bytes[env_ids]
-        fits |= found.fits & (free_bytes - rest_bytes > spare)
-        common = self.more_common(env_ids, (units, kinds, found.first), torch.zeros(len(env_ids)))
-        work, highest, soft, plan, memory = found.effects.unbind(1)
-        width = torch.zeros_like(work)
-        parts = [torch.ones_like(work), work, highest, width, soft, plan, *common.unbind(1), memory]
-        self.offers[env_ids, kinds] = torch.stack(parts, dim=1) * fits[:, None]
-        self._first[env_ids, kinds] = found.first
 
     def _may_split(self) -> Tensor:
         """Returns where constraints and `max_splits` admit a split that may help: [envs].

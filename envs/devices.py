@@ -197,9 +197,7 @@ class EpisodeDevices(PlacementState):
             found = (joined.forward_ms, joined.backward_ms, joined.deviation)
             prices[:, env_ids, devices] = torch.stack(found)
             forward, backward, deviation = prices.unbind(0)
-        stages = self.stages(
-            self.price, forward, backward, self.held_columns + columns[:, None]
-        )
+        stages = self.stages(self.price, forward, backward, self.held_columns + columns[:, None])
         if self._exchanges:
             stages[-1].mul_(self.exists)
         total = forward + backward + stages[-1]

@@ -1,4 +1,4 @@
-"""Options of tables in episodes: what each would do to a partial plan, and what it does."""
+"""Options that tables of episodes have taken, and what devices hold and bear by them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,30 +10,15 @@ from torch import Tensor
 
 from autoshard.cost_model.common_price import NODES, CommonRates, loads_of_whole, num_sharded
 from autoshard.envs.catalog import TableCatalog, TaskInstance
-from autoshard.envs.devices import STAGES, EpisodeDevices
+from autoshard.envs.devices import EpisodeDevices
 from autoshard.envs.options import NO_OPTIONS, NO_UNIT, OPTION_KINDS
-from autoshard.envs.soft_maximum import powers, root_of
 from autoshard.workload import Piece
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.options import Options
 from autoshard.workload.step_price import StepPrice
 
-# What an offered option would do. Milliseconds are relative to `even_split_ms`.
-OPTION_PARTS = (
-    "may",  # whether it is allowed
-    "work",  # what it adds to all devices together, beside the unit whole
-    "highest",  # highest cost of a device after it, or of a part that is still to be placed
-    "width",  # log width of a half
-    "soft_after", "plan_after",  # step with the unit, by a norm over devices and by the slowest
-    "common",  # what it adds on all devices alike
-    "common_again",  # the same without what only the first option of its kind adds
-    "memory",  # of its parts on a device, relative to the mean device
-)  # fmt: skip
-MAY = OPTION_PARTS.index("may")
-_COLUMNS = list(StepPrice.__annotations__).index("columns")
+COLUMNS = list(StepPrice.__annotations__).index("columns")
 _RATES = 7  # numbers of `CommonRates.row`
-_OWN_MS = NODES - 1
-_FAR = 1e6  # times even_split_ms: more than any plan takes
 
 
 class Taken(NamedTuple):
@@ -50,23 +35,6 @@ class Taken(NamedTuple):
     first: int
 
 
-class Landing(NamedTuple):
-    """What options do to devices, by the place that they choose: all [options, ...].
-
-    Args:
-        fits: Whether devices have the memory.
-        first: First device of the place.
-        free: Memory of devices after it in bytes, without that of a unit still to be placed:
-            [options, devices].
-        effects: Work, highest cost, soft and exact step after it, memory: [options, 5].
-    """
-
-    fits: Tensor
-    first: Tensor
-    free: Tensor
-    effects: Tensor
-
-
 class EpisodeOptions(EpisodeDevices):
     """Devices of parallel episodes whose tables may take options.
 
@@ -77,7 +45,6 @@ class EpisodeOptions(EpisodeDevices):
         kinds: Kinds of options that may be taken.
 
     Attributes:
-        offers: What options of the current unit would do, [envs, kinds, OPTION_PARTS].
         taken: The options that were taken in each episode, in their order.
         splits: Slices of outputs that are more than one for a feature, [envs].
         even_split_ms: Step time if all work were spread evenly over devices, [envs].
@@ -88,18 +55,17 @@ class EpisodeOptions(EpisodeDevices):
         self, catalog: TableCatalog, num_envs: int, max_devices: int, kinds: Collection[str]
     ) -> None:
         super().__init__(catalog, num_envs, max_devices)
-        self._may_take = torch.tensor([kind in kinds for kind in OPTION_KINDS])
-        self.offers = torch.zeros(num_envs, len(OPTION_KINDS), len(OPTION_PARTS))
-        self._first = torch.zeros(num_envs, len(OPTION_KINDS), dtype=torch.int64)
+        self.kinds_taken = torch.tensor([kind in kinds for kind in OPTION_KINDS])
+        self.first = torch.zeros(num_envs, len(OPTION_KINDS), dtype=torch.int64)
         self.taken: list[list[Taken]] = [[] for _ in range(num_envs)]
         self.tasks = torch.full((num_envs,), NO_OPTIONS)  # numbers of `OptionCatalog`
         self.splits = torch.zeros(num_envs, dtype=torch.float64)
         self.common_ms = torch.zeros(num_envs)
-        self._any_options = self._any_common = False
-        self._loads = np.zeros((num_envs, NODES + max_devices // 2 + 1))
+        self.any_options = self._any_common = False
+        self.loads = np.zeros((num_envs, NODES + max_devices // 2 + 1))
         self._rates = np.zeros((num_envs, _RATES))
         self._base_ms = np.zeros(num_envs)
-        self._numbers = torch.arange(max_devices)
+        self.numbers = torch.arange(max_devices)
         self.even_split_ms = torch.ones(num_envs)
 
     @property
@@ -110,11 +76,11 @@ class EpisodeOptions(EpisodeDevices):
     def begin_options(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
         """Begins episodes in which all tables are whole."""
         catalog, overhead = self.catalog, self.catalog.overhead
-        allowed = bool(self._may_take[1:].any())
+        allowed = bool(self.kinds_taken[1:].any())
         numbers = [catalog.options_of(each) if allowed else NO_OPTIONS for each in instances]
         self.tasks[new] = torch.tensor(numbers)
-        self._any_options = bool(self.tasks.any())
-        self._any_common = self._any_options or overhead is not None
+        self.any_options = bool(self.tasks.any())
+        self._any_common = self.any_options or overhead is not None
         self.splits[new], self.common_ms[new] = 0.0, 0.0
         for env_id in new.tolist():
             self.taken[env_id] = []
@@ -122,45 +88,43 @@ class EpisodeOptions(EpisodeDevices):
             return
         rows = zip(new.tolist(), instances, numbers, self.prices[new].tolist(), strict=True)
         for env_id, instance, number, price in rows:
-            known, columns = catalog.options.known[number], price[_COLUMNS]
+            known, columns = catalog.options.known[number], price[COLUMNS]
             if known is not None and known.base_loads is not None:
                 columns = float(known.options.task.columns_in_order)
             ranks = round(StepPrice(*price).ranks)
-            rates = CommonRates.of(
-                overhead, instance.objective, catalog.batch_size, ranks, columns
-            )
+            rates = CommonRates.of(overhead, instance.objective, catalog.batch_size, ranks, columns)
             self._rates[env_id] = rates.row
 
     def count_loads(self, env_ids: Tensor, instances: Sequence[TaskInstance]) -> None:
         """Adds up loads of the options that were taken, and prices them."""
         if not self._any_common:
             return
-        self._loads[env_ids] = 0.0
+        self.loads[env_ids] = 0.0
         for env_id, instance in zip(env_ids.tolist(), instances, strict=True):
             known = self.catalog.options.known[int(self.tasks[env_id])]
             base = loads_of_whole(len(instance.units)) if known is None else known.base_loads
             base = loads_of_whole(len(instance.units)) if base is None else base
-            self._loads[env_id, : len(base)] = base
+            self.loads[env_id, : len(base)] = base
         numbers = env_ids.numpy()
         rates = CommonRates.rows(self.catalog.overhead, self._rates[numbers])
-        self._base_ms[numbers] = rates.ms(self._loads[numbers])
+        self._base_ms[numbers] = rates.ms(self.loads[numbers])
         for env_id in env_ids.tolist():
             for unit, kind, first in self.taken[env_id]:
                 row = torch.tensor([env_id])
-                added = self._added_loads(
+                added = self.added_loads(
                     row, torch.tensor([unit]), torch.tensor([kind]), torch.tensor([first])
                 )
-                self._loads[env_id] += added[0]
+                self.loads[env_id] += added[0]
         self.price_common(env_ids)
 
     def price_common(self, env_ids: Tensor) -> None:
         """Prices what all devices of these episodes bear."""
         if self._any_common:
             numbers = env_ids.numpy()
-            found = self._common_ms(numbers, self._loads[numbers], self.splits.numpy()[numbers])
+            found = self.common_ms_of(numbers, self.loads[numbers], self.splits.numpy()[numbers])
             self.common_ms[env_ids] = torch.from_numpy(found).float()
 
-    def _common_ms(self, env_ids: Ints, loads: Floats, splits: Floats) -> Floats:
+    def common_ms_of(self, env_ids: Ints, loads: Floats, splits: Floats) -> Floats:
         """Returns what all devices bear with these sums of loads, beside whole tables: [envs]."""
         rates = CommonRates.rows(self.catalog.overhead, self._rates[env_ids])
         found = rates.ms(loads, splits) - self._base_ms[env_ids]
@@ -171,29 +135,9 @@ class EpisodeOptions(EpisodeDevices):
             found = found - idle_ms * nothing
         return np.asarray(found)
 
-    def more_common(
-        self, env_ids: Tensor, options: tuple[Tensor, Tensor, Tensor] | None, slices: Tensor
-    ) -> Tensor:
-        """Returns what options or splits add on all devices alike, relative to `even_split_ms`,
-        now and if there were such a one already: [options, 2].
-
-        Args:
-            env_ids: Episode of each option, [options].
-            options: Unit, kind and first device of each; None for splits.
-            slices: Slices of outputs that each adds.
-        """
-        numbers, scale = env_ids.numpy(), self.even_split_ms[env_ids]
-        added = 0.0 if options is None else self._added_loads(env_ids, *options)
-        splits, loads, found = self.splits.numpy()[numbers], self._loads[numbers], []
-        for count in range(3):
-            more = splits + count * slices.numpy()
-            found.append(self._common_ms(numbers, loads + count * added, more))
-        both = torch.from_numpy(np.diff(found, axis=0).T).float()
-        return both / scale[:, None]
-
-    def _added_loads(self, env_ids: Tensor, units: Tensor, kinds: Tensor, first: Tensor) -> Floats:
+    def added_loads(self, env_ids: Tensor, units: Tensor, kinds: Tensor, first: Tensor) -> Floats:
         """Returns what options add to the loads of their episodes: [options, loads]."""
-        known, found = self.catalog.options, np.zeros((len(env_ids), self._loads.shape[1]))
+        known, found = self.catalog.options, np.zeros((len(env_ids), self.loads.shape[1]))
         key = self.tasks[env_ids].numpy(), units.numpy(), kinds.numpy()
         found[:, :NODES] = known.loads[key]
         on_node = np.flatnonzero(known.node_columns[key])
@@ -202,81 +146,6 @@ class EpisodeOptions(EpisodeDevices):
             node = first.numpy()[on_node] // spans
             found[on_node, NODES + node] = known.node_columns[key][on_node]
         return found
-
-    def possible(self, units: Tensor, rise_ms: Tensor, costly: Tensor, lost: Tensor) -> Tensor:
-        """Returns the options of units that may help, [envs, kinds].
-
-        Copies may help where they take less than a device's share of the unit, blocks of rows where
-        the unit is costly, and any option where no device is safe.
-
-        Args:
-            units: Units, [envs].
-            rise_ms: What each unit adds to a device, [envs].
-            costly: Whether it is costly, [envs].
-            lost: Whether no device is safe, [envs].
-        """
-        known, key = self.catalog.options, (self.tasks, units)
-        may = known.may[key] & self._may_take
-        if not bool(may.any()):
-            return may
-        own_ms = torch.from_numpy(known.loads[self.tasks.numpy(), units.numpy()][..., _OWN_MS])
-        cheap = own_ms < (rise_ms / self.num_devices)[:, None]
-        return may & ((costly | lost)[:, None] | (cheap & (known.copies_bytes[key] > 0)))
-
-    def landing(
-        self, env_ids: Tensor, units: Tensor, kinds: Tensor, rise_ms: Tensor, scale: Tensor
-    ) -> Landing:
-        """Returns what options do to devices, where the step rises least.
-
-        Args:
-            env_ids: Episode of each option, [options].
-            units: Its unit.
-            kinds: Its kind.
-            rise_ms: What the unit adds to a device, [options].
-            scale: Milliseconds to which times are relative.
-        """
-        catalog, known = self.catalog, self.catalog.options
-        key = self.tasks[env_ids], units, kinds
-        count, replaced, copies = known.blocks[key], known.replaced[key], known.copies_bytes[key]
-        again = replaced != NO_UNIT
-        devices, exists = self._numbers, self.exists[env_ids]
-        # A place is the devices of all blocks, any device for another unit, or all for copies.
-        span = torch.where(again, 1, torch.where(count > 0, count, self.max_devices))
-        place = devices // span[:, None]
-        sizes, columns = torch.zeros(exists.shape, dtype=torch.int64), torch.zeros(exists.shape)
-        now, price = self._with_columns(env_ids, self.column_changes(env_ids, units, kinds))
-        joined = now.clone()
-        rows = (again | (count > 0)).nonzero()[:, 0]
-        if len(rows):
-            numbers = self.parts_of(key, rows, devices)
-            amounts, sizes[rows], columns[rows] = numbers
-            prices = catalog.price(self.sums[env_ids[rows]] + amounts)
-            held = self.held_columns[env_ids[rows]] + columns[rows]
-            own = StepPrice.rows(price[rows])
-            stages = self.stages(own, prices.forward_ms, prices.backward_ms, held)
-            joined[rows] = torch.stack(stages, dim=-1)
-        now, joined = (each / scale[:, None, None] * exists[..., None] for each in (now, joined))
-        free = self.free_bytes[env_ids] - copies[:, None]
-        lacks = ((free < sizes) & exists & ~again[:, None]).long()
-        lacking = torch.zeros_like(lacks).scatter_add_(1, place, lacks) > 0
-        before, after = powers(now), powers(joined)
-        rises = torch.zeros_like(before).scatter_add_(
-            1, place[..., None].expand_as(before), after - before
-        )
-        soft = root_of(before.sum(1, keepdim=True) + rises).sum(2)
-        there = devices * span[:, None] < self.num_devices[env_ids, None]
-        soft = soft.masked_fill(lacking | ~there, torch.inf)
-        soft_after, chosen = soft.min(1)
-        fits = (soft_after < torch.inf) & ((free >= 0) | ~exists).all(1)
-        inside = place == chosen[:, None]
-        plan = torch.where(inside[..., None], joined, now)
-        held = self.stages_ms[env_ids].sum((1, 2)) / scale
-        work = plan.sum((1, 2)) - held - rise_ms / scale
-        taken = sizes * inside
-        memory = (taken.amax(1) + copies) / self.capacity_mean[env_ids]
-        effects = [work, plan.sum(2).amax(1), soft_after.clamp_max(_FAR), plan.amax(1).sum(1)]
-        free = free - taken * ~again[:, None]
-        return Landing(fits, chosen * span, free, torch.stack([*effects, memory], dim=1))
 
     def parts_of(
         self, key: tuple[Tensor, Tensor, Tensor], rows: Tensor, devices: Tensor
@@ -320,17 +189,6 @@ class EpisodeOptions(EpisodeDevices):
             found[rows] += count[rows] * known.columns[first]  # all blocks have as many
         return found
 
-    def _with_columns(self, env_ids: Tensor, changes: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns stages of devices, and prices, if all columns change so:
-        [options, devices, STAGES] and [options, fields].
-        """
-        prices = self.prices[env_ids]
-        prices[:, _COLUMNS] += changes
-        now = self.stages_ms[env_ids]
-        if self._exchanges:
-            now[..., STAGES - 1] = StepPrice.rows(prices).exchange_stage(self.held_columns[env_ids])
-        return now, prices
-
     def take(self, env_ids: Tensor, units: Tensor, kinds: Tensor) -> Tensor:
         """Puts parts of options onto their devices, with all that they add.
 
@@ -338,10 +196,10 @@ class EpisodeOptions(EpisodeDevices):
             Number of the unit that takes the place of each, or `NO_UNIT`: [options].
         """
         known = self.catalog.options
-        key, first = (self.tasks[env_ids], units, kinds), self._first[env_ids, kinds]
-        self.prices[env_ids, _COLUMNS] += self.column_changes(env_ids, units, kinds)
-        added = self._added_loads(env_ids, units, kinds, first)
-        self._loads[env_ids.numpy()] += added
+        key, first = (self.tasks[env_ids], units, kinds), self.first[env_ids, kinds]
+        self.prices[env_ids, COLUMNS] += self.column_changes(env_ids, units, kinds)
+        added = self.added_loads(env_ids, units, kinds, first)
+        self.loads[env_ids.numpy()] += added
         for env_id, *option in zip(*(n.tolist() for n in (env_ids, units, kinds, first)),
                                    strict=True):  # fmt: skip
             self.taken[env_id].append(Taken(*option))
@@ -350,8 +208,8 @@ class EpisodeOptions(EpisodeDevices):
         rows = (known.blocks[key] > 0).nonzero()[:, 0]
         if len(rows):
             own = env_ids[rows], first[rows], known.blocks[key][rows]
-            amounts, sizes, columns = self.parts_of(key, rows, self._numbers)
-            numbers = self._numbers
+            amounts, sizes, columns = self.parts_of(key, rows, self.numbers)
+            numbers = self.numbers
             inside = numbers // own[2][:, None] == (own[1] // own[2])[:, None]
             places = (own[0][:, None] * self.max_devices + numbers)[inside]
             self.add_each(places, amounts[inside], columns[inside], sizes[inside])

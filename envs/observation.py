@@ -15,7 +15,7 @@ from torch import Tensor
 from autoshard.cost_model.network import DIRECTIONS, TERMS
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.devices import STAGES
-from autoshard.envs.episode_options import OPTION_PARTS
+from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.soft_maximum import powers, root_of
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from autoshard.cost_model import load_model
 from autoshard.envs.catalog import TableCatalog, TaskInstance

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autoshard.envs.episode_options import OPTION_PARTS
 from autoshard.envs.observation import (
     DESCRIBED,
     DEVICE,
@@ -25,6 +24,7 @@ from autoshard.envs.observation import (
     REST,
     TABLE,
 )
+from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS, SPLIT
 
 FORBIDDEN = -1e9  # logit of an action that is not allowed

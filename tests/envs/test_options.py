@@ -10,7 +10,7 @@ import torch
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
 from autoshard.cost_model.roofline import roofline_model
 from autoshard.envs import BatchedPlacementEnv, EstimatedCostSource, TableCatalog, TaskInstance
-from autoshard.envs.episode_options import OPTION_PARTS
+from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS, changed_units
 from autoshard.workload import (
     Device,

@@ -179,7 +179,10 @@ CONTRADICTIONS = [
     ),
     ("autoshard --learner reinforce", "with --learner critic: leave out --learner reinforce"),
     ("dreamshard --reward mixed", "goes with --reward estimated: leave out --reward mixed"),
-    ("dreamshard --hyper.shape.kinds split", "with --hyper.shape.kinds: leave out --hyper.shape.ki"),
+    (
+        "dreamshard --hyper.shape.kinds split",
+        "with --hyper.shape.kinds: leave out --hyper.shape.ki",
+    ),
     ("dreamshard --hyper.shape.sharpness 9", "leave out --hyper.shape.sharpness 9.0, or the rec"),
     ("dreamshard --collect 0", "--collect must be more than 0, got 0"),
     ("autoshard --hyper.entropy 0", "--hyper.entropy must be more than 0, got 0"),

@@ -14,7 +14,6 @@ from tasks import GIANT, Tables, task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.envs import Layout
-from autoshard.envs.episode_options import OPTION_PARTS
 from autoshard.envs.observation import (
     DESCRIBED,
     DEVICE,
@@ -24,6 +23,7 @@ from autoshard.envs.observation import (
     REST,
     TABLE,
 )
+from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS
 from autoshard.sharders import (
     SHARDERS,
