@@ -114,7 +114,7 @@ class TableCatalog:
         self.sizes = torch.from_numpy(self.bytes)
         self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
         slices = [sum(piece.table.features for piece in unit.pieces) for unit in known]
-        self.slices = torch.tensor(slices, dtype=torch.float32)  # of outputs, of each unit
+        self.slices = torch.tensor(slices)  # of outputs, of each unit
         # Only units of one piece can be split; the widths of others are not used.
         self.widths = torch.tensor([unit.pieces[0].width for unit in known])
         self.min_half_width = torch.where(

@@ -59,7 +59,7 @@ class EpisodeOptions(EpisodeDevices):
         self.first = torch.zeros(num_envs, len(OPTION_KINDS), dtype=torch.int64)
         self.taken: list[list[Taken]] = [[] for _ in range(num_envs)]
         self.tasks = torch.full((num_envs,), NO_OPTIONS)  # numbers of `OptionCatalog`
-        self.splits = torch.zeros(num_envs, dtype=torch.float64)
+        self.splits = torch.zeros(num_envs, dtype=torch.int64)
         self.common_ms = torch.zeros(num_envs)
         self.any_options = self._any_common = False
         self.loads = np.zeros((num_envs, NODES + max_devices // 2 + 1))
@@ -81,7 +81,7 @@ class EpisodeOptions(EpisodeDevices):
         self.tasks[new] = torch.tensor(numbers)
         self.any_options = bool(self.tasks.any())
         self._any_common = self.any_options or overhead is not None
-        self.splits[new], self.common_ms[new] = 0.0, 0.0
+        self.splits[new], self.common_ms[new] = 0, 0.0
         for env_id in new.tolist():
             self.taken[env_id] = []
         if not self._any_common:
@@ -124,7 +124,7 @@ class EpisodeOptions(EpisodeDevices):
             found = self.common_ms_of(numbers, self.loads[numbers], self.splits.numpy()[numbers])
             self.common_ms[env_ids] = torch.from_numpy(found).float()
 
-    def common_ms_of(self, env_ids: Ints, loads: Floats, splits: Floats) -> Floats:
+    def common_ms_of(self, env_ids: Ints, loads: Floats, splits: Ints) -> Floats:
         """Returns what all devices bear with these sums of loads, beside whole tables: [envs]."""
         rates = CommonRates.rows(self.catalog.overhead, self._rates[env_ids])
         found = rates.ms(loads, splits) - self._base_ms[env_ids]

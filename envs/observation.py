@@ -42,8 +42,9 @@ class Layout:
 
     `table` [TABLE]: the current unit. `devices` [max_devices, DEVICE]: each device, now and with
     the current unit. `exists`, `allowed` [max_devices]: masks. `options`
-    [OPTION_KINDS, OPTION_PARTS]: what each option would do. `rest` [REST]: units that are not placed. `objective`
-    [OBJECTIVE]: stages of the objective, and the partial plan. `progress` [PROGRESS].
+    [OPTION_KINDS, OPTION_PARTS]: what each option would do. `rest` [REST]: units that are not
+    placed. `objective` [OBJECTIVE]: stages of the objective, and the partial plan. `progress`
+    [PROGRESS].
 
     Args:
         max_devices: Number of devices, with padding.

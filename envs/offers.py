@@ -141,7 +141,7 @@ class EpisodeOffers(EpisodeOptions):
         found = self._landing(env_ids, here.unit, kinds, rise_ms[env_ids])
         fits = self._leaves_memory(env_ids, kinds, here, found)
         chosen = here.unit, kinds, found.first
-        common = self._more_common(env_ids, chosen, torch.zeros(len(env_ids)))
+        common = self._more_common(env_ids, chosen, torch.zeros_like(env_ids))
         work, highest, soft, plan, memory = found.effects.unbind(1)
         width, one = torch.zeros_like(work), torch.ones_like(work)
         parts = [one, work, highest, width, soft, plan, *common.unbind(1), memory]

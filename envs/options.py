@@ -272,8 +272,8 @@ class OptionCatalog:
         if not len(new):
             return found
         pieces = list[Piece]()
-        keys = torch.stack([tasks[new], units[new], kinds[new]], dim=1).unique(dim=0)
-        for task, unit, kind in keys.tolist():
+        keys = zip(*(values[new].tolist() for values in (tasks, units, kinds)), strict=True)
+        for task, unit, kind in dict.fromkeys(keys):
             options = self.known[task]
             assert options is not None
             self._first[task, unit, kind] = len(self.columns) + len(pieces)

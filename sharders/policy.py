@@ -146,10 +146,12 @@ class PolicySharder:
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
         rollouts = self._rollouts.run(task, configs, coarse=wide)
         own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])
-        best = [rollout.placed for rollout in own[:_CANDIDATES]]
+        best: list[Placed] = [rollout.placed for rollout in own[:_CANDIDATES]]
         if wide:
-            all_ways = [rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]]
-            best = all_ways + [placed for placed in best if placed not in all_ways]
+            widely: list[Placed] = [
+                rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]
+            ]
+            best = widely + [placed for placed in best if placed not in widely]
         return best
 
 

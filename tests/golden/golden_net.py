@@ -128,7 +128,8 @@ class Scene:
         tasks: of the first episode of each environment; where empty, all tasks are drawn.
         envs: how many play side by side; 0: one, through Gymnasium's interface for single ones.
         steps: that are played.
-        splits: how often a random player splits, or takes another option, where it may; None: the shipped policy plays.
+        splits: how often a random player splits, or takes another option, where it may; None:
+            the shipped policy plays.
         rounds: environments that are given the same task and end together.
         seed: of the environment and of a random player.
     """
