@@ -1,12 +1,12 @@
 """Batched environment for placing embedding tables on devices.
 
 Each episode solves one task. Units come in descending order of predicted cost, the most
-constrained first. An action assigns the current unit to a device or splits it by columns. All
-episodes step as one batch; smaller tasks are padded and masked. The Gymnasium environments and
-policy inference share this implementation.
+constrained first. An action assigns the current unit to a device, splits it by columns, or gives
+its table another option. All episodes step as one batch; smaller tasks are padded and masked. The
+Gymnasium environments and policy inference share this implementation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -15,27 +15,31 @@ from torch import Tensor
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.networks.inputs import Memberships
 from autoshard.envs.catalog import NUM_SCALARS, TableCatalog, TaskInstance
-from autoshard.envs.devices import DEVIATION, PRICED, EpisodeDevices
+from autoshard.envs.devices import DEVIATION, PRICED
 from autoshard.envs.lookahead import largest_units_fit
+from autoshard.envs.offers import EpisodeOffers, Upcoming
+from autoshard.envs.options import NO_UNIT, OPTION_KINDS, SPLIT
 from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.packing.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans.placements import merged_by_device
-from autoshard.workload.plans.step_price import StepPrice
 
 # As a share of even_split_ms: splitting cheaper units improves balance too little.
 _MIN_SPLIT_COST = 0.02
 _CONSTRAINED_MS = 1e6  # constrained units come first, whatever they cost
+NOWHERE, BY_OPTION = -1, -2  # in place of the device of a unit
 _PARTS = 0  # in _tables: pieces of the table, then their maximum number and minimum width
+_SPLIT = OPTION_KINDS.index(SPLIT)
 # Columns of catalog.features.
 _ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)
 
 
-class BatchedPlacementEnv(EpisodeDevices):
+class BatchedPlacementEnv(EpisodeOffers):
     """Parallel episodes, each with its own task.
 
-    An action is a device or, as the last one, a split by columns; both halves take their places in
-    the order. An episode is over when all units are placed, or infeasible: no device is allowed for
-    the current unit, which cannot be split, or an action was not allowed.
+    An action is a device or, after these, one of `OPTION_KINDS`: of halves, both take their places
+    in the order; blocks of rows go onto their devices at once; copies onto all; another unit of the
+    table takes its place in the order. An episode is over when all units are placed, or infeasible:
+    no action is allowed for the current unit, or one was taken that was not.
 
     Args:
         catalog: Units of all tasks.
@@ -43,10 +47,11 @@ class BatchedPlacementEnv(EpisodeDevices):
         max_tables: Maximum number of units of a task.
         max_devices: Maximum number of devices of a task.
         max_splits: Maximum number of splits in an episode.
+        kinds: Kinds of options that may be taken beside splits.
 
     Attributes:
         order: The catalog's number of each unit, in the order of placement: [envs, pieces].
-        homes: Device of each unit in that order, or -1: [envs, pieces].
+        homes: Device of each unit in that order, NOWHERE, or BY_OPTION: [envs, pieces].
         origin: Unit of the task that each unit is, or is a part of: [envs, pieces].
         count: Number of units, which grows with splits: [envs].
         placed: Number of placed units, [envs].
@@ -55,7 +60,6 @@ class BatchedPlacementEnv(EpisodeDevices):
         safe: Allowed devices after which the largest remaining units fit, [envs, devices].
         splittable: Whether the current unit may be split, [envs].
         infeasible: Whether the episode has ended without a plan, [envs].
-        even_split_ms: Step time if all work were spread evenly over devices, [envs].
         lower_bound_ms: Estimated step time of an ideal plan, [envs].
         rest: Named amounts of units that are not placed, [envs, amounts].
         unit_features: Features of the current unit, relative to the task: [envs, features].
@@ -68,15 +72,17 @@ class BatchedPlacementEnv(EpisodeDevices):
         max_tables: int,
         max_devices: int,
         max_splits: int = 0,
+        kinds: Collection[str] = (),
     ) -> None:
-        super().__init__(catalog, num_envs, max_devices)
+        super().__init__(catalog, num_envs, max_devices, kinds)
         self.num_envs, self.max_tables = num_envs, max_tables
         self.max_splits, self.max_pieces = max_splits, max_tables + max_splits
-        self.split_action = max_devices
+        self.split_action = max_devices + OPTION_KINDS.index(SPLIT)
+        self.num_actions = max_devices + len(OPTION_KINDS)
         self.instances: list[TaskInstance | None] = [None] * num_envs
         described, by_piece = catalog.described.shape[1], (num_envs, self.max_pieces)
         self.order = torch.zeros(by_piece, dtype=torch.int64)
-        self.homes = torch.full(by_piece, -1, dtype=torch.int64)
+        self.homes = torch.full(by_piece, NOWHERE, dtype=torch.int64)
         self.origin = torch.zeros(by_piece, dtype=torch.int64)
         self.count = torch.zeros(num_envs, dtype=torch.int64)
         self.placed = torch.zeros(num_envs, dtype=torch.int64)
@@ -92,11 +98,8 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.rest_ms = torch.zeros(num_envs)  # each unit alone, as are all_ms and added_ms
         self.all_ms = torch.ones(num_envs)
         self.added_ms = torch.zeros(num_envs)  # by splits
-        self.splits_ms = torch.zeros(num_envs)  # that they add to a step on all devices
-        self._split_costs = torch.zeros(num_envs, 2)  # of the first, and of each slice of outputs
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
         self.even_share = torch.ones(num_envs, described)  # named amounts per device
-        self.even_split_ms = torch.ones(num_envs)
         self.lower_bound_ms = torch.ones(num_envs)
         # Observations are relative to these.
         self.priced_scale = torch.ones(num_envs, 1, 1, PRICED)
@@ -137,9 +140,11 @@ class BatchedPlacementEnv(EpisodeDevices):
         new = torch.tensor(env_ids, dtype=torch.int64)
         for env_id, instance in zip(env_ids, instances, strict=True):
             self.instances[env_id] = instance
-        self.feature_scale[new, _SIZE] = self.reset_devices(new, instances)
+        self.reset_devices(new, instances)
+        self.feature_scale[new, _SIZE] = self.capacity_mean[new]
         self._order_units(new, instances)
-        self.homes[new] = -1
+        self.begin_options(new, instances)
+        self.homes[new] = NOWHERE
         self.placed[new] = 0
         self.infeasible[new] = False
         self._recompute(new)
@@ -164,10 +169,6 @@ class BatchedPlacementEnv(EpisodeDevices):
             ranked = np.argsort(constrained[row, :tables] - alone[instance.units], kind="stable")
             order[row, :tables], origin[row, :tables] = instance.units[ranked], ranked
         self.count[new] = torch.tensor([len(instance.units) for instance in instances])
-        whole = StepPrice.rows(self.prices[new])
-        sizes = zip(whole.columns[:, 0].tolist(), whole.ranks[:, 0].tolist(), strict=True)
-        split_costs = [self.catalog.split_cost(columns, int(ranks)) for columns, ranks in sizes]
-        self._split_costs[new], self.splits_ms[new] = torch.tensor(split_costs), 0.0
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._constrained[new] = torch.from_numpy(constrained)
@@ -188,13 +189,14 @@ class BatchedPlacementEnv(EpisodeDevices):
         """Computes sums, scales and costs of these episodes from the devices of their units."""
         catalog, order, homes = self.catalog, self.order[env_ids], self.homes[env_ids]
         inside = self._places < self.count[env_ids][:, None]
-        rest = inside & (homes < 0)
+        rest = inside & (homes == NOWHERE)
         alone = catalog.alone_ms[order] * inside
         self.rest_ms[env_ids] = (alone * rest).sum(1)
         self.rest_bytes[env_ids] = (catalog.sizes[order] * rest).sum(1)
         self._update_sizes(env_ids)
-        instances = [self.instances[env_id] for env_id in env_ids.tolist()]
-        tables = Memberships.of([instance.units for instance in instances if instance])
+        found = [self.instances[env_id] for env_id in env_ids.tolist()]
+        instances = [instance for instance in found if instance is not None]
+        tables = Memberships.of([instance.units for instance in instances])
         totals, work = tables.sums(catalog.amounts), tables.sums(catalog.described)
         self.all_ms[env_ids] = tables.sums(catalog.alone_ms[:, None])[:, 0]
         self.added_ms[env_ids] = alone.sum(1) - self.all_ms[env_ids]
@@ -211,11 +213,16 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.priced_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
         narrowest = tables.highest(catalog.narrowest_ms) if self.max_splits else costliest
         self.lower_bound_ms[env_ids] = torch.maximum(even_ms, narrowest) + exchange
-        self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids) + self.empty_sums(env_ids)
-        self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
-        self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
+        self.sums[env_ids] = self.empty_sums(env_ids)
+        self.held_columns[env_ids], self.described[env_ids] = 0.0, 0.0
+        if bool((homes != NOWHERE).any()):  # else episodes begin, mostly many at once
+            self.sums[env_ids] += self.sums_of(catalog.amounts, env_ids)
+            self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
+            self.add_taken(env_ids)
+            self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
         self.rest[env_ids] = catalog.described[order].mul(rest[..., None]).sum(1)
         self.reprice(env_ids)
+        self.count_loads(env_ids, instances)
 
     def sums_of(self, amounts: Tensor, env_ids: Tensor) -> Tensor:
         """Returns sums over the units that each device holds, [envs, devices, ...].
@@ -241,7 +248,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         """Applies an action to the current unit of each active episode.
 
         Args:
-            actions: A device, or `split_action`: [envs].
+            actions: A device, or the number of devices and that of a kind of options: [envs].
             active: Mask of episodes that act, [envs]; by default those that are not over.
             starting: Environments that start a new episode; they are not active.
             instances: Their tasks.
@@ -249,11 +256,12 @@ class BatchedPlacementEnv(EpisodeDevices):
         active = ~self.over if active is None else active
         if starting:
             self._begin_episodes(starting, instances)
-        splitting = active & (actions == self.split_action)
         devices = actions.clamp_max(self.max_devices - 1)
-        placing = active & self.allowed.gather(1, devices[:, None])[:, 0] & ~splitting
-        cut = splitting & self.splittable
-        self.infeasible |= active & ~placing & ~cut
+        placing = active & self.allowed.gather(1, devices[:, None])[:, 0]
+        placing &= actions < self.max_devices
+        kinds = actions - self.max_devices
+        taking = active & self.may_take_kinds(kinds)
+        self.infeasible |= active & ~placing & ~taking
         # Mostly all episodes place a unit; then no rows need be selected.
         rows = slice(None) if bool(placing.all()) else placing.nonzero()[:, 0]
         env_ids, homes, place = self._env_ids[rows], devices[rows], self._place[rows]
@@ -271,14 +279,32 @@ class BatchedPlacementEnv(EpisodeDevices):
             if placing[env_id]:
                 unit = int(self.origin[env_id, self._place[env_id]])
                 occupancy.record(unit, int(devices[env_id]))
-        if bool(cut.any()):
-            self._split(cut.nonzero()[:, 0])
+        if bool(taking.any()):
+            splits = kinds == _SPLIT
+            if len(cut := (taking & splits).nonzero()[:, 0]):
+                self._split(cut)
+            if len(others := (taking & ~splits).nonzero()[:, 0]):
+                self._take(others, kinds[others])
         self._prepare_next()
 
-    @property
-    def plan_ms(self) -> Tensor:
-        """Step time of each episode's partial plan, by the task's objective: [envs]."""
-        return super().plan_ms + self.splits_ms
+    def _take(self, env_ids: Tensor, kinds: Tensor) -> None:
+        """Gives the tables of the current units other options."""
+        catalog, unit, place = self.catalog, self.current[env_ids], self.placed[env_ids]
+        other = self.take(env_ids, unit, kinds)
+        again = other != NO_UNIT
+        for rest, values in (
+            (self.rest, catalog.described),
+            (self.rest_ms, catalog.alone_ms),
+            (self.rest_bytes, catalog.sizes),
+        ):
+            rest[env_ids] -= values[unit]
+            rest[env_ids[again]] += values[other[again]]
+        gone = env_ids[~again]
+        self.homes[gone, place[~again]] = BY_OPTION
+        self.placed[gone] += 1
+        self.order[env_ids[again], place[again]] = other[again]
+        if bool(again.any()):
+            self._sort(env_ids[again])
 
     def _split(self, env_ids: Tensor) -> None:
         """Replaces the current units by their halves, and sorts the remaining units again."""
@@ -289,16 +315,19 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.rest[env_ids] += described[first] + described[second] - described[unit]
         self.rest_ms[env_ids] += added
         self.added_ms[env_ids] += added
-        first_ms, each_ms = self._split_costs[env_ids].unbind(1)
-        before = self.splits_ms[env_ids]
-        after = before + each_ms * catalog.slices[unit] + first_ms * (before == 0)
-        self.splits_ms[env_ids] = after
+        self.splits[env_ids] += catalog.slices[unit]
+        self.price_common(env_ids)
         self.rest_bytes[env_ids] += sizes[first] + sizes[second] - sizes[unit]
         origin = self.origin[env_ids, place]
         for half, where in ((first, place), (second, self.count[env_ids])):
             self.order[env_ids, where], self.origin[env_ids, where] = half, origin
         self.count[env_ids] += 1
         self._tables[env_ids, origin, _PARTS] += 1
+        self._sort(env_ids)
+
+    def _sort(self, env_ids: Tensor) -> None:
+        """Sorts units that are not placed."""
+        alone, place = self.catalog.alone_ms, self.placed[env_ids]
         order, origins = self.order[env_ids], self.origin[env_ids]
         keys = self._constrained[env_ids].gather(1, origins) - alone[order]
         keys.masked_fill_(self._places < place[:, None], -torch.inf)
@@ -334,8 +363,20 @@ class BatchedPlacementEnv(EpisodeDevices):
             self.free_bytes, self._size, largest[:, 0], self._sizes, self.placed
         )
         self.splittable = self._may_split()
-        fits_nowhere = ~(self.allowed.any(1) | self.splittable)
+        self.offer_splits(self.splittable, self.unit_features[:, _ADDED:], self.current)
+        if self.any_options:
+            waiting = (self.placed < self.count) & ~self.infeasible
+            rest = (self.placed, self._sizes, largest[:, 0], self.rest_bytes)
+            upcoming = Upcoming(self.current, self._size, *rest)
+            self.offer_options(upcoming, waiting, ~self.safe.any(1))
+        may_take = self.may_take.any(1) if self.any_options else self.splittable
+        fits_nowhere = ~(self.allowed.any(1) | may_take)
         self.infeasible |= (self.placed < self.count) & fits_nowhere
+
+    @property
+    def action_masks(self) -> Tensor:
+        """Actions that are allowed, [envs, num_actions]."""
+        return torch.cat([self.allowed, self.may_take], dim=1)
 
     def _may_split(self) -> Tensor:
         """Returns where constraints and `max_splits` admit a split that may help: [envs].
@@ -353,6 +394,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         """Returns the placed pieces of an episode and their devices.
 
         Only the width of a piece is meaningful: pieces of a table that have equal widths are equal.
+        Blocks of rows are not among them (`blocks_placed`).
         """
         count = int(self.count[env_id])
         order, homes = self.order[env_id, :count].tolist(), self.homes[env_id, :count].tolist()
@@ -368,6 +410,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         instance = self.instances[env_id]
         assert instance is not None
         held: list[list[Piece]] = [[] for _ in instance.memory_bytes]
-        for piece, device in merged_by_device(self.placed_pieces(env_id)):
+        columns = merged_by_device(self.placed_pieces(env_id))
+        for piece, device in (*columns, *self.blocks_placed(env_id)):
             held[device].append(piece)
         return [Shard(tuple(pieces)) if pieces else None for pieces in held]

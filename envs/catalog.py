@@ -1,6 +1,6 @@
 """Tables that tasks draw from (`TableCatalog`), and tasks as arrays (`TaskInstance`)."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.networks.inputs import unit_amounts
-from autoshard.cost_model.step.overhead import SplitCost
+from autoshard.cost_model.step.overhead import StepOverhead
 from autoshard.cost_model.uncertainty.scenarios import ScenarioPricing
+from autoshard.envs.options import NO_OPTIONS, OptionCatalog, UnitOptions, options_without_rules
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -22,8 +23,10 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Ints
 from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.packing.units import Placeable, PlacementUnit, bytes_of_units
 from autoshard.workload.tables.table import DIM_STEP, Piece
+from autoshard.workload.ways.option import Options, ShardingOption
 
 NO_HALVES = -1  # in place of the halves of a unit that cannot be split
 _LOG_COLUMNS = 6.0  # base-2 logarithm of 64 columns
@@ -54,6 +57,8 @@ class TaskInstance:
         objective: Objective of the plan.
         larger: The task that this one is a part of, if any.
         hardware: Hardware of each device; empty where all are equal.
+        options: What options do to its units, as `TableCatalog.add_options` numbers it; by default
+            what they do where there are no rules.
     """
 
     units: Ints
@@ -62,6 +67,7 @@ class TaskInstance:
     objective: Objective = field(default_factory=Objective)
     larger: FullTask | None = None
     hardware: tuple[str, ...] = ()
+    options: int | None = None
 
 
 class TableCatalog:
@@ -75,6 +81,7 @@ class TableCatalog:
         split: Whether to add the halves of each unit, their halves, and so on. They are numbered
             after the given units. Slices of a table that have equal widths share a number.
         operator: Operator of the tasks, by which units take memory. Default: the cost model's.
+        replacing: Units that take the place of others by actions (`envs.options.changed_units`).
 
     Attributes:
         undivided: The units that were given, without halves.
@@ -90,11 +97,14 @@ class TableCatalog:
         units: Sequence[Placeable],
         split: bool = False,
         operator: OperatorOptions | None = None,
+        replacing: Sequence[tuple[ShardingOption, Piece]] = (),
     ) -> None:
         if not units:
             raise UserError("an environment needs at least one table")
         self.undivided = tuple(units)
-        known = [PlacementUnit.of(unit) for unit in units]
+        known = [PlacementUnit.of(unit) for unit in (*units, *(piece for _, piece in replacing))]
+        self._replacing = {len(units) + n: option for n, (option, _) in enumerate(replacing)}
+        self._whole = len(known)
         halves = _add_halves(known) if split else np.full((len(known), 2), NO_HALVES)
         self.halves = torch.from_numpy(halves)
         self.units = tuple(known)
@@ -104,13 +114,15 @@ class TableCatalog:
         self.sizes = torch.from_numpy(self.bytes)
         self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
         slices = [sum(piece.table.features for piece in unit.pieces) for unit in known]
-        self.slices = torch.tensor(slices, dtype=torch.float32)  # of outputs, of each unit
+        self.slices = torch.tensor(slices)  # of outputs, of each unit
         # Only units of one piece can be split; the widths of others are not used.
         self.widths = torch.tensor([unit.pieces[0].width for unit in known])
         self.min_half_width = torch.where(
             self.halves[:, 0] == NO_HALVES, 0, self.widths[self.halves[:, 0]]
         )
         self._by_prefix: dict[str, Ints] = {}
+        self._described: list[tuple[TableOptions, Options, bool]] = []
+        self._without_rules: dict[Hashable, int] = {}
         self.set_oracle(oracle)
 
     @staticmethod
@@ -190,6 +202,9 @@ class TableCatalog:
         while bool((splits := self.halves[narrowest, 1] != NO_HALVES).any()):  # the wider half
             narrowest = torch.where(splits, self.halves[narrowest, 1], narrowest)
         self.narrowest_ms = self.alone_ms[narrowest]
+        self.options = OptionCatalog(len(self.units))
+        for described in self._described:
+            self._describe(*described)
 
     def in_scenarios(self, count: int) -> tuple[ScenarioPricing, Tensor]:
         """Returns `count` scenarios, which price devices, and all units' amounts in them."""
@@ -201,9 +216,59 @@ class TableCatalog:
             self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
 
-    def split_cost(self, columns: float, ranks: int) -> SplitCost:
-        """Returns what splits add to a step of a task with so many columns and devices."""
-        return self._oracle.split_cost(columns, ranks)
+    @property
+    def overhead(self) -> StepOverhead | None:
+        """What training takes beside operators, if that counts."""
+        return self.model.counted_overhead
+
+    def add_options(self, options: TableOptions, base: Options) -> int:
+        """Adds the options of a task's tables; returns their number, for `TaskInstance.options`.
+
+        Args:
+            options: Options that tables may take.
+            base: Options that they have at first, but for those in columns.
+        """
+        return self._add_options(options, base, one_task=True)
+
+    def options_of(self, instance: TaskInstance) -> int:
+        """Returns the number of what options do to the units of an instance."""
+        if instance.options is not None:
+            return instance.options
+        ranks, objective = len(instance.memory_bytes), instance.objective
+        counts = self.overhead is not None or objective.exchanges(ranks) > 0
+        if instance.masks is not None or instance.larger is not None or not counts or ranks == 1:
+            return NO_OPTIONS
+        # Without overhead only the outputs of blocks depend on links.
+        link = objective.link
+        shares = None if link is None else (link.nodes(ranks), link.block_share(ranks, ranks))
+        key = (ranks, objective if self.overhead is not None else shares)
+        if key not in self._without_rules:
+            pieces = [unit.pieces[0] for unit in self.units[: len(self.undivided)]]
+            tables = {piece.table.name: piece.table for piece in pieces}
+            devices = Device.uniform(ranks, 1)
+            task = ShardingTask(
+                tuple(tables.values()), devices, self.batch_size, self.operator, (), objective
+            )
+            options = options_without_rules(task, self._oracle)
+            self._without_rules[key] = self._add_options(options, {}, one_task=False)
+        return self._without_rules[key]
+
+    def _add_options(self, options: TableOptions, base: Options, one_task: bool) -> int:
+        self._described.append((options, base, one_task))
+        return self._describe(options, base, one_task)
+
+    def _describe(self, options: TableOptions, base: Options, one_task: bool) -> int:
+        units = self.units[: self._whole]
+        found = UnitOptions(self._oracle, options, units, base, self._replacing, one_task)
+        return self.options.add(found)
+
+    def first_blocks(self, tasks: Tensor, units: Tensor, kinds: Tensor) -> Tensor:
+        """Returns the numbers of the first blocks of rows (`OptionCatalog.first_blocks`)."""
+        return self.options.first_blocks(tasks, units, kinds, self._oracle)
+
+    def amounts_of(self, pieces: Sequence[Piece]) -> Tensor:
+        """Returns what each of these pieces adds to its device, [pieces, members, amounts]."""
+        return self._oracle.amounts(pieces)
 
     def of_devices(self, hardware: Sequence[str]) -> Tensor | float:
         """Returns the amounts with which the sums of these devices begin (`Pricing`)."""

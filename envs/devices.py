@@ -35,6 +35,7 @@ class EpisodeDevices(PlacementState):
     Attributes:
         exists: Mask of devices that the episode has, [envs, devices], as all below.
         capacity: Memory in bytes, -1 where there is no device.
+        capacity_mean: Memory of the mean device in bytes, [envs].
         free_after: Memory in bytes that is not used once the next unit is placed there.
         described: Sums of amounts that have a name, [envs, devices, amounts].
         priced: Stages in ms, total in ms and relative uncertainty, now and with the next unit:
@@ -51,6 +52,7 @@ class EpisodeDevices(PlacementState):
         self.free_after = torch.zeros(by_device, dtype=torch.int64)
         self.num_devices = torch.ones(num_envs, dtype=torch.int64)
         self.capacity_divisor = torch.ones(by_device)  # the capacity as a float, at least 1
+        self.capacity_mean = torch.ones(num_envs)
         self.capacity_share = torch.ones(by_device)  # relative to the mean device of the episode
         self.prices = torch.zeros(num_envs, len(fields(StepPrice)))
         self.price = StepPrice.rows(self.prices)
@@ -85,12 +87,8 @@ class EpisodeDevices(PlacementState):
         """Step time of each episode's partial plan, by the task's objective: [envs]."""
         return self.stages_ms.amax(1).sum(1)
 
-    def reset_devices(self, new: Tensor, instances: Sequence[TaskInstance]) -> Tensor:
-        """Gives episodes the empty devices of their tasks.
-
-        Returns:
-            Mean memory of a device in bytes, [new].
-        """
+    def reset_devices(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
+        """Gives episodes the empty devices of their tasks."""
         capacity = np.full((len(instances), self.max_devices), _ABSENT, np.int64)
         for row, instance in enumerate(instances):
             capacity[row, : len(instance.memory_bytes)] = instance.memory_bytes
@@ -100,7 +98,7 @@ class EpisodeDevices(PlacementState):
         self.num_devices[new] = self.exists[new].sum(1)
         self.capacity_divisor[new] = self.capacity[new].float().clamp_min(1)
         total = (self.capacity_divisor[new] * self.exists[new]).sum(1)
-        mean = total / self.num_devices[new]
+        self.capacity_mean[new] = mean = total / self.num_devices[new]
         self.capacity_share[new] = self.capacity_divisor[new] / mean[:, None]
         self._pairs = self.exists.nonzero()
         units = np.concatenate([instance.units for instance in instances])
@@ -115,7 +113,6 @@ class EpisodeDevices(PlacementState):
         self.prices[new] = torch.tensor(prices, dtype=self.prices.dtype)
         self._exchanges = bool(self.price.exchanges.any())
         self._mark_kinds(new, instances)
-        return mean
 
     def _mark_kinds(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
         """Notes what kinds of devices new episodes have, where a task names them."""
@@ -153,29 +150,34 @@ class EpisodeDevices(PlacementState):
         columns: Tensor = even.columns / even.ranks
         return even.exchange_stage(columns)[:, 0]
 
-    def stages(self, forward: Tensor, backward: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-        """Returns the time of devices in each stage in ms, STAGES times [envs, devices].
+    def stages(
+        self, price: StepPrice, forward: Tensor, backward: Tensor, columns: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Returns the time of devices in each stage in ms, STAGES times [episodes, devices].
 
         Args:
-            forward: Forward compute of all episodes' devices in ms.
+            price: Prices of the episodes.
+            forward: Forward compute of their devices in ms.
             backward: Backward compute in ms.
             columns: Output columns.
         """
-        compute = self.price.compute_stages(forward, backward)
+        compute = price.compute_stages(forward, backward)
         if not self._exchanges:
             return (*compute, torch.zeros_like(columns))
-        return (*compute, self.price.exchange_stage(columns) * self.exists)
+        return (*compute, price.exchange_stage(columns))
 
     def reprice(self, env_ids: Tensor) -> None:
         """Prices the devices of these episodes from their sums."""
-        forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
-        if bool(self.held_columns[env_ids].any()):
-            prices = self.catalog.price(self.sums)
+        columns = self.held_columns[env_ids]
+        forward, backward, deviation = (torch.zeros(columns.shape) for _ in range(3))
+        if bool(columns.any()):
+            prices = self.catalog.price(self.sums[env_ids])
             forward, backward, deviation = prices.forward_ms, prices.backward_ms, prices.deviation
-        stages = torch.stack(self.stages(forward, backward, self.held_columns), dim=-1)
-        self.priced[env_ids, :, _NOW, :STAGES] = stages[env_ids]
-        self.priced[env_ids, :, _NOW, COST] = self.stages_ms[env_ids].sum(2)
-        self.priced[env_ids, :, _NOW, DEVIATION] = deviation[env_ids]
+        price, exists = StepPrice.rows(self.prices[env_ids]), self.exists[env_ids]
+        stages = torch.stack(self.stages(price, forward, backward, columns), dim=-1)
+        stages *= exists[..., None]
+        found = [stages, stages.sum(2, keepdim=True), deviation[..., None]]
+        self.priced[env_ids, :, _NOW] = torch.cat(found, dim=2)
 
     def price_with_next(self, amounts: Tensor, columns: Tensor, sizes: Tensor) -> None:
         """Prices every device with the next unit of its episode.
@@ -195,7 +197,9 @@ class EpisodeDevices(PlacementState):
             found = (joined.forward_ms, joined.backward_ms, joined.deviation)
             prices[:, env_ids, devices] = torch.stack(found)
             forward, backward, deviation = prices.unbind(0)
-        stages = self.stages(forward, backward, self.held_columns + columns[:, None])
+        stages = self.stages(self.price, forward, backward, self.held_columns + columns[:, None])
+        if self._exchanges:
+            stages[-1].mul_(self.exists)
         total = forward + backward + stages[-1]
         torch.stack([*stages, total, deviation], dim=-1, out=self.priced[:, :, _JOINED])
         self.free_after = self.free_bytes - sizes[:, None]

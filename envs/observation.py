@@ -15,6 +15,9 @@ from torch import Tensor
 from autoshard.cost_model.networks.network import DIRECTIONS, TERMS
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.devices import STAGES
+from autoshard.envs.offers import OPTION_PARTS
+from autoshard.envs.options import OPTION_KINDS
+from autoshard.envs.soft_maximum import powers, root_of
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
@@ -28,21 +31,20 @@ DEVICE_PARTS = (
 )  # fmt: skip
 DEVICE = DESCRIBED + len(DEVICE_PARTS)  # amounts that the device holds, and those
 REST = DESCRIBED + 2  # amounts; share of the cost, share of the free memory
-SPLIT_PARTS = 5  # mask; additional cost, cost and width of a half; additional cost so far
 OBJECTIVE = 2 + STAGES  # separate stages?, all-to-alls?; time of the partial plan by stage
-PROGRESS = 3  # share of units placed, log number of units and of devices
+# Share of units placed, log number of units and of devices, additional cost by splits so far.
+PROGRESS = 4
 _LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # logarithms for a large task: about 150 tables and 20 devices
-_SOFT = 12.0  # power of the norm over devices in `soft_after`
-_MIN_SUM = 1e-24  # minimum sum of such powers
 
 
 class Layout:
     """Named parts of an observation, and their shapes.
 
     `table` [TABLE]: the current unit. `devices` [max_devices, DEVICE]: each device, now and with
-    the current unit. `exists`, `allowed` [max_devices]: masks. `split` [SPLIT_PARTS]: whether the
-    unit may be split, and the effect. `rest` [REST]: units that are not placed. `objective`
-    [OBJECTIVE]: stages of the objective, and the partial plan. `progress` [PROGRESS].
+    the current unit. `exists`, `allowed` [max_devices]: masks. `options`
+    [OPTION_KINDS, OPTION_PARTS]: what each option would do. `rest` [REST]: units that are not
+    placed. `objective` [OBJECTIVE]: stages of the objective, and the partial plan. `progress`
+    [PROGRESS].
 
     Args:
         max_devices: Number of devices, with padding.
@@ -55,7 +57,7 @@ class Layout:
             "devices": (max_devices, DEVICE),
             "exists": (max_devices,),
             "allowed": (max_devices,),
-            "split": (SPLIT_PARTS,),
+            "options": (len(OPTION_KINDS), len(OPTION_PARTS)),
             "rest": (REST,),
             "objective": (OBJECTIVE,),
             "progress": (PROGRESS,),
@@ -100,20 +102,19 @@ class Layout:
         free_bytes = (free * episodes.exists).sum(1).clamp_min(1)
         rest = [episodes.rest_ms / episodes.all_ms, episodes.rest_bytes / free_bytes]
         rest_described = episodes.rest / (episodes.even_share * num_devices[:, None])
-        may_split = episodes.splittable[:, None].float()
-        added = (episodes.added_ms / episodes.all_ms)[:, None]
         price = episodes.price
         progress = [
             1 - episodes.rest_share,
             episodes.count.log() / _LOG_TABLES,
             num_devices.log() / _LOG_DEVICES,
+            episodes.added_ms / episodes.all_ms,
         ]
         return {
             "table": unit[:, :TABLE],
             "devices": devices.mul_(episodes.exists[..., None]),
             "exists": episodes.exists.float(),
             "allowed": episodes.allowed.float(),
-            "split": torch.cat([may_split, may_split * unit[:, TABLE:], added], dim=1),
+            "options": episodes.offers,
             "rest": torch.cat([rest_described, torch.stack(rest, 1)], dim=1),
             "objective": torch.cat([price.separate, (price.exchanges > 0).float(), slowest], dim=1),
             "progress": torch.stack(progress, dim=1),
@@ -121,16 +122,12 @@ class Layout:
 
 
 def _soft_plan_after(stages: Tensor) -> Tensor:
-    """Returns the step time with the current unit on each device, where a norm over devices takes
-    the place of the maximum: [envs, devices].
-
-    Unlike the maximum, it also falls where devices that are not the slowest become even.
+    """Returns the step time with the current unit on each device, by norms over devices:
+    [envs, devices].
 
     Args:
         stages: Times now and with the unit, relative: [envs, devices, 2, STAGES].
     """
-    squares = stages * stages
-    fourths = squares * squares
-    now, joined = (fourths * fourths * fourths).unbind(2)  # to the power _SOFT
+    now, joined = powers(stages).unbind(2)
     sums = now.sum(1, keepdim=True) - now + joined
-    return (sums.clamp_min(_MIN_SUM) ** (1 / _SOFT)).sum(2)
+    return root_of(sums).sum(2)

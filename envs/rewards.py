@@ -144,15 +144,23 @@ class EstimatedCostSource:
         costs = Costs(episodes.plan_ms[chosen], episodes.cost_ms[chosen])
         if not self._scenarios or not len(env_ids):
             return costs
-        scale = self._expected_ms(episodes, env_ids) / costs.plan_ms.clamp_min(_MIN_MS)
-        return Costs(costs.plan_ms * scale, costs.devices_ms * scale[:, None])
+        common_ms, expected_ms = episodes.common_ms[chosen], self._expected_ms(episodes, env_ids)
+        scale = expected_ms / (costs.plan_ms - common_ms).clamp_min(_MIN_MS)
+        return Costs(expected_ms + common_ms, costs.devices_ms * scale[:, None])
 
     def _expected_ms(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Tensor:
+        """Returns what devices take, without what all bear alike: [episodes]."""
         chosen = torch.tensor(env_ids)
         pricing, amounts = episodes.catalog.in_scenarios(self._scenarios)
         sums = episodes.sums_of(amounts, chosen)
         for row, env_id in enumerate(env_ids):
             instance = episodes.instances[env_id]
+            if blocks := episodes.blocks_placed(env_id):
+                pieces, homes = zip(*blocks, strict=True)
+                parts = episodes.tables_of_blocks(env_id)
+                sums[row].index_add_(
+                    0, torch.tensor(homes), pricing.with_parts(parts).amounts(pieces)
+                )
             if instance is not None and instance.hardware:
                 sums[row, : len(instance.hardware)] += pricing.of_devices(instance.hardware)
         costs = pricing.price(sums)  # [envs, devices, scenarios, 2]
@@ -162,7 +170,7 @@ class EstimatedCostSource:
         for stage in price.compute_stages(*costs.unbind(-1)):
             slowest = expected_slowest(stage.double().numpy(), power)
             expected = expected + torch.from_numpy(slowest).float()
-        return expected + episodes.splits_ms[chosen]
+        return expected
 
 
 class MeasuredCostSource:
@@ -203,9 +211,10 @@ class MeasuredCostSource:
                     both = overhead.in_training(both, loads_of(shard.pieces, catalog.batch_size))
                 forward[where], backward[where] = both.tolist()
         self.num_requested += len(shards)
-        stages = torch.stack(episodes.stages(forward, backward, episodes.held_columns), dim=-1)
-        stages = stages[list(env_ids)]
-        plan_ms = stages.amax(1).sum(1) + episodes.splits_ms[list(env_ids)]
+        columns = episodes.held_columns
+        stages = torch.stack(episodes.stages(episodes.price, forward, backward, columns), dim=-1)
+        stages = (stages * episodes.exists[..., None])[list(env_ids)]
+        plan_ms = stages.amax(1).sum(1) + episodes.common_ms[list(env_ids)]
         return Costs(plan_ms, stages.sum(2))
 
 

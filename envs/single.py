@@ -1,15 +1,16 @@
 """`Sharding-v0`: placing embedding tables on devices as a Gymnasium environment."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from autoshard.cost_model import load_model
 from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.rewards import CostSource, Reward
 from autoshard.envs.task_sampling import TaskSampler
 from autoshard.envs.vector import ShardingVectorEnv
@@ -25,19 +26,23 @@ def default_catalog() -> TableCatalog:
 
 
 class ShardingEnv(gym.Env[Floats, np.int64]):
-    """Places embedding tables on devices, whole or split by columns, to minimise the step time.
+    """Places embedding tables on devices, by options of sharding, to minimise the step time.
 
     ## Description
     A task consists of tables, devices with their memory, a batch size and an objective. An episode
     places the tables of one task, in descending order of their predicted cost. Each is assigned to
-    a device or split by columns; both halves then take their places in the order. Tables on a
-    device run in one fused operator, so their costs do not simply add up.
+    a device, or given another option: it is split by columns, and both halves then take their
+    places in the order; its blocks of rows go onto all devices, or those of one node, at once; each
+    device gets a copy of it, or of its most used rows; or it is kept in host memory, with a cache.
+    Tables on a device run in one fused operator, so their costs do not simply add up.
 
     ## Action Space
-    `Discrete(max_devices + 1)`, int64. Action `n < max_devices` places the current unit on device
-    `n`; action `max_devices` splits it. `info["action_mask"]`, int8 of shape
-    `(max_devices + 1,)`, is 1 for actions that are allowed: devices that exist and have memory for
-    the unit, and the split where it may help.
+    `Discrete(max_devices + 6)`, int64. Action `n < max_devices` places the current unit on device
+    `n`; action `max_devices + k` gives it the option `envs.options.OPTION_KINDS[k]`: `split`,
+    `row_wise`, `table_row_wise` (on the node where the step rises least), `data_parallel`,
+    `hot_rows`, `host_memory`. `info["action_mask"]`, int8 of shape `(max_devices + 6,)`, is 1 for
+    actions that are allowed: devices that exist and have memory for the unit, and options that the
+    cost model prices, that may help, and that leave memory for the other units.
 
     ## Observation Space
     `Box(-1, 3.4e38, (size,), float32)`, relative to the scale of the task. The vector consists of
@@ -49,10 +54,10 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     | `devices` | `(max_devices, 28)` | each device: work, costs now and with the unit, memory |
     | `exists` | `(max_devices,)` | 1 for devices of the task, 0 for padding |
     | `allowed` | `(max_devices,)` | 1 for devices that may take the unit |
-    | `split` | `(5,)` | 1 if the unit may be split; cost and width of its halves |
+    | `options` | `(6, 9)` | each option: 1 if it is allowed; what it would do to the step |
     | `rest` | `(14,)` | units that are not placed: work, cost, memory |
     | `objective` | `(5,)` | stages that count, time of the partial plan in each stage |
-    | `progress` | `(3,)` | share of units placed, log numbers of units and of devices |
+    | `progress` | `(4,)` | share of units placed, log numbers, additional cost by splits |
 
     `envs.observation` lists the features of each part.
 
@@ -68,9 +73,8 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     `reset(options={"instance": TaskInstance(...)})`.
 
     ## Episode End
-    The episode terminates when all units are placed, or when it is infeasible: no device is allowed
-    for the current unit, which cannot be split, or the action was not allowed. It is never
-    truncated.
+    The episode terminates when all units are placed, or when it is infeasible: no action is allowed
+    for the current unit, or the action was not allowed. It is never truncated.
 
     ## Information
     `action_mask` after each reset and step. At the end also `plan_ms`, the step time (0 if
@@ -92,6 +96,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     - `source`: a `CostSource`; by default `EstimatedCostSource()`.
     - `max_devices`: devices in observations and actions; by default the task sampler's maximum.
     - `max_splits`: maximum number of splits; by default the maximum number of tables.
+    - `kinds`: kinds of options that tables may take beside splits; by default all.
     - `render_mode`: `ansi` or `rgb_array`.
 
     ## References
@@ -114,11 +119,12 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         source: CostSource | None = None,
         max_devices: int | None = None,
         max_splits: int | None = None,
+        kinds: Collection[str] = OPTION_KINDS,
         render_mode: str | None = None,
     ) -> None:
         catalog = catalog or default_catalog()
         self._vector = ShardingVectorEnv(
-            catalog, 1, task_sampler, reward, source, max_devices, max_splits
+            catalog, 1, task_sampler, reward, source, max_devices, max_splits, kinds=kinds
         )
         self.layout = self._vector.layout
         self.observation_space = self._vector.single_observation_space
@@ -137,7 +143,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return observations[0], self._info({})
 
     def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Places or splits the current unit."""
+        """Places the current unit, or gives it an option."""
         observations, rewards, ended, _, infos = self._vector.step(np.array([action]))
         return observations[0], float(rewards[0]), bool(ended[0]), False, self._info(infos)
 
@@ -150,9 +156,8 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return None
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Returns the mask of allowed actions, [max_devices + 1], as MaskablePPO requires it."""
-        episodes = self._vector.episodes
-        return np.asarray(torch.cat([episodes.allowed[0], episodes.splittable[:1]]).numpy())
+        """Returns the mask of allowed actions, [max_devices + 6], as MaskablePPO requires it."""
+        return np.asarray(self._vector.episodes.action_masks[0].numpy())
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         found = {name: value[0] for name, value in infos.items() if not name.startswith("_")}

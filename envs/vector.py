@@ -1,6 +1,6 @@
 """`ShardingVectorEnv`: `BatchedPlacementEnv` as a Gymnasium vector environment."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats, Layout
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.rewards import CostSource, Dense, EstimatedCostSource, Reward
 from autoshard.envs.task_sampling import RandomTaskSampler, TaskSampler
 
@@ -38,6 +39,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         max_devices: Number of devices in observations and actions; by default the sampler's.
         max_splits: Maximum number of splits in an episode; by default the maximum number of tables.
             With 0 the action remains and is never allowed.
+        kinds: Kinds of options that tables may take beside splits, where the cost model prices
+            them. Actions of other kinds remain and are never allowed.
         group_size: Number of consecutive environments that get the same task. With more than one,
             all episodes end together: an environment that is done ignores actions until all are.
             Infos at the end then have `task`, a random number that identifies it, and `actions`,
@@ -56,6 +59,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         max_devices: int | None = None,
         max_splits: int | None = None,
         group_size: int = 1,
+        kinds: Collection[str] = OPTION_KINDS,
     ) -> None:
         self.task_sampler = task_sampler or RandomTaskSampler()
         self.reward = reward or Dense()
@@ -65,9 +69,9 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self.layout = Layout(devices)
         tables = self.task_sampler.max_tables
         max_splits = tables if max_splits is None else max_splits
-        self.episodes = BatchedPlacementEnv(catalog, num_envs, tables, devices, max_splits)
+        self.episodes = BatchedPlacementEnv(catalog, num_envs, tables, devices, max_splits, kinds)
         box = gym.spaces.Box(-1.0, _MAX_OBSERVATION, (self.layout.size,), np.float32)
-        actions: gym.spaces.Discrete[np.int64] = gym.spaces.Discrete(devices + 1)
+        actions: gym.spaces.Discrete[np.int64] = gym.spaces.Discrete(self.episodes.num_actions)
         self.single_observation_space, self.single_action_space = box, actions
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
         self.action_space = gym.vector.utils.batch_space(actions, num_envs)
@@ -99,7 +103,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
-        """Places or splits the current unit of each episode that has not ended."""
+        """Places the current unit of each episode that has not ended, or gives it an option."""
         episodes, active = self.episodes, ~(self._ended | self._idle)
         before = episodes.plan_ms / episodes.lower_bound_ms
         starting = self._ended.nonzero()[:, 0].tolist()

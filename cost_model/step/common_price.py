@@ -6,19 +6,104 @@ many changes of options at once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from autoshard.cost_model.step.option_overheads import row_loads
 from autoshard.cost_model.step.overhead import StepOverhead, splits_of
-from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.plans.step_price import FurtherExchanges, copies_uncounted
 from autoshard.workload.ways.option import Options, ShardingOption
 
 # Loads of an option: which kind it is of, its own milliseconds, and its columns on each node.
 _COLUMNS, _ROWS, _NODE_ROWS, _COPIES, _OWN_MS = range(5)
-_NODES = 5
+NODES = 5  # the first load of a node
+
+
+@dataclass(frozen=True)
+class CommonRates:
+    """Prices sums of loads: of one task, or of several tasks side by side.
+
+    For one task the fields are numbers, and loads may have any leading dimensions. For several
+    tasks the fields are arrays [tasks], and so are the sums.
+
+    Args:
+        overhead: What training takes beside operators, if that counts.
+        exchanges: What further exchanges take.
+        own: Samples of one rank.
+        columns_in_order: Columns that are put in order anew where there are splits or several kinds
+            of options.
+        dense_ms: Milliseconds of the dense part of the model.
+    """
+
+    overhead: StepOverhead | None
+    exchanges: FurtherExchanges
+    own: Any
+    columns_in_order: Any
+    dense_ms: Any
+
+    @staticmethod
+    def of(
+        overhead: StepOverhead | None,
+        objective: Objective,
+        batch_size: int,
+        ranks: int,
+        columns_in_order: float,
+    ) -> "CommonRates":
+        """Returns the rates of a task."""
+        exchanges = FurtherExchanges.of(objective, batch_size, ranks)
+        own = batch_size / ranks
+        return CommonRates(overhead, exchanges, own, columns_in_order, objective.dense_ms)
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The numbers of one task, for `rows`."""
+        return *vars(self.exchanges).values(), self.own, self.columns_in_order, self.dense_ms
+
+    @staticmethod
+    def rows(overhead: StepOverhead | None, table: Floats) -> "CommonRates":
+        """Returns the rates of tasks side by side, each a row of numbers: [tasks, numbers]."""
+        *exchanges, own, columns_in_order, dense_ms = table.T
+        return CommonRates(overhead, FurtherExchanges(*exchanges), own, columns_in_order, dense_ms)
+
+    def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
+        """Returns milliseconds of a step with these sums of loads.
+
+        Args:
+            loads: Sums over all tables, [..., loads].
+            splits: Slices of outputs that are more than one for a feature, [...], or a number.
+        """
+        columns, rows, node_rows, copies = np.moveaxis(loads[..., :_OWN_MS], -1, 0)
+        found = loads[..., _OWN_MS] + np.zeros(np.shape(splits))
+        found = found + self.exchanges.ms(columns > 0, rows > 0, node_rows > 0, loads[..., NODES:])
+        if self.overhead is None:
+            return np.asarray(found)
+        in_blocks, shared = rows + node_rows > 0, self.overhead.shared_rates
+        kinds = (columns > 0) + 1 * in_blocks + (copies > 0)
+        in_order = (np.asarray(splits) > 0) | (kinds > 1)
+        found += shared[-1] + self.dense_ms
+        found += self.own * self.columns_in_order * shared[3] * in_order
+        found += self.own * shared[4] * splits
+        found += (self.overhead.input_latency_ms or 0.0) * (num_sharded(loads) > 0)
+        found += self.overhead.of_rows.start_ms * (in_blocks & (columns > 0))
+        if self.overhead.copies is not None:
+            found += self.overhead.copies.start_ms * (copies > 0)
+        return np.asarray(found)
+
+
+def num_sharded(loads: Floats) -> Floats:
+    """Returns how many tables are not copied, of sums of loads [..., loads]."""
+    return np.asarray(loads[..., :_COPIES].sum(-1))
+
+
+def loads_of_whole(tables: int) -> Floats:
+    """Returns loads of so many whole tables, without their own milliseconds: [NODES]."""
+    found = np.zeros(NODES)
+    found[_COLUMNS] = tables
+    return found
 
 
 class CommonPrice:
@@ -33,7 +118,9 @@ class CommonPrice:
         self.task = self._task = task
         self._ranks, self._per_node = len(task.devices), len(task.devices) // task.nodes
         self._tables = {table.name: table for table in task.tables}
-        self._exchanges = FurtherExchanges.of(task)
+        self.rates = CommonRates.of(
+            overhead, task.objective, task.batch_size, self._ranks, task.columns_in_order
+        )
         self._overhead = overhead
         names = [table.name for table in task.tables]
         # Of tables as they are, all at once; of what options make of them, when asked for.
@@ -50,13 +137,9 @@ class CommonPrice:
         """Whether slices of outputs take time of their own."""
         return self._overhead is not None
 
-    def num_sharded(self, loads: Floats) -> Floats:
-        """Returns how many tables are not copied, of sums of loads [..., loads]."""
-        return np.asarray(loads[..., :_COPIES].sum(-1))
-
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
-        found, whole = np.zeros(_NODES + self._task.nodes), self._tables[table]
+        found, whole = np.zeros(NODES + self._task.nodes), self._tables[table]
         if option.copied:
             found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[table]
             return found
@@ -71,7 +154,7 @@ class CommonPrice:
         found[_ROWS if on_all else _NODE_ROWS] = 1.0
         if not on_all:
             columns = whole.whole().output_width
-            found[_NODES + option.first // self._per_node] = columns
+            found[NODES + option.first // self._per_node] = columns
         if self._overhead is not None:
             loads = row_loads(self._task, {table: option.row_blocks}, ())
             found[_OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
@@ -79,7 +162,7 @@ class CommonPrice:
 
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
-        found = np.zeros(_NODES + self._task.nodes)
+        found = np.zeros(NODES + self._task.nodes)
         found[_COLUMNS] = sum(table not in options for table in self._tables)
         found[_OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
         for table, option in options.items():
@@ -96,11 +179,11 @@ class CommonPrice:
             raise self._copies_unknown(plan)
         loads, ranks = self.loads_of(plan.all_options()), self._ranks
         if plan.has_grids:  # slices of a table on several nodes
-            loads[_NODES:] = 0.0
+            loads[NODES:] = 0.0
             for each in plan.placements:
                 if 1 < each.row_blocks < ranks:
                     columns = each.width * self._tables[each.table].features
-                    loads[_NODES + each.device // self._per_node] += columns
+                    loads[NODES + each.device // self._per_node] += columns
         return float(self.ms(loads, splits_of(plan.placed(self._task))))
 
     def _copies_unknown(self, plan: ShardingPlan) -> UserError:
@@ -115,30 +198,8 @@ class CommonPrice:
         )
 
     def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
-        """Returns milliseconds of a step with these sums of loads.
-
-        Args:
-            loads: Sums over all tables, [..., loads].
-            splits: Slices of outputs that are more than one for a feature, [...], or a number.
-        """
-        columns, rows, node_rows, copies = np.moveaxis(loads[..., :_OWN_MS], -1, 0)
-        found = loads[..., _OWN_MS] + np.zeros(np.shape(splits))
-        found = found + self._exchanges.ms(
-            columns > 0, rows > 0, node_rows > 0, loads[..., _NODES:]
-        )
-        if self._overhead is None:
-            return np.asarray(found)
-        in_blocks, shared = rows + node_rows > 0, self._overhead.shared_rates
-        own = self._task.batch_size / self._ranks
-        kinds = (columns > 0) + 1 * in_blocks + (copies > 0)
-        in_order = (np.asarray(splits) > 0) | (kinds > 1)
-        found += shared[-1] + self._task.objective.dense_ms
-        found += own * self._task.columns_in_order * shared[3] * in_order + own * shared[4] * splits
-        found += (self._overhead.input_latency_ms or 0.0) * (self.num_sharded(loads) > 0)
-        found += self._overhead.of_rows.start_ms * (in_blocks & (columns > 0))
-        if self._overhead.copies is not None:
-            found += self._overhead.copies.start_ms * (copies > 0)
-        return np.asarray(found)
+        """Returns milliseconds of a step with these sums of loads (`CommonRates.ms`)."""
+        return self.rates.ms(loads, splits)
 
     def copy_gains_ms(self, tables: Sequence[str]) -> Floats:
         """Returns by how much less all devices bear without a copy of each table, [tables].

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import RandomTaskSampler, TaskSampler
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
 from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
@@ -62,6 +63,10 @@ class Hyperparameters:
             more_than=dict.fromkeys(positive, 0),
             up_to={"gae_lambda": 1},
         )
+        for kind in self.shape.kinds:
+            if kind not in OPTION_KINDS:
+                known = " ".join(OPTION_KINDS)
+                raise UserError(f"--hyper.shape.kinds {kind}: take some of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,5 +223,5 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
         """Returns the options that `to_json` stored."""
         hyper = dict(settings["hyper"])
-        hyper["shape"] = PolicyShape(**hyper["shape"])
+        hyper["shape"] = PolicyShape.from_json(hyper["shape"])
         return super().from_json({**settings, "hyper": Hyperparameters(**hyper)})

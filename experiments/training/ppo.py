@@ -84,7 +84,7 @@ def make_environment(
         seed: Seed of the choice of measured episodes.
         num_envs: Number of parallel environments.
     """
-    halves = config.hyper.shape.halves
+    shape = config.hyper.shape
     # The published systems of recipes use mean costs.
     estimated = EstimatedCostSource(_SCENARIOS if config.recipe is None else 0)
     source: CostSource = estimated
@@ -93,13 +93,14 @@ def make_environment(
         if config.reward == "mixed":
             source = MixedCostSource(measured, config.measured_share, seed)
     return _TrainingEnv(
-        TableCatalog(config.oracle(model), [table.whole() for table in tables], halves),
+        TableCatalog(config.oracle(model), [table.whole() for table in tables], shape.splits),
         num_envs,
         config.task_sampler(),
         REWARDS[config.goal],
         source,
-        max_splits=None if halves else 0,
+        max_splits=None if shape.splits else 0,
         group_size=config.group_size,
+        kinds=shape.kinds,
     )
 
 

@@ -12,10 +12,10 @@ from autoshard.workload.bounds import check_bounds
 
 # Options that a recipe fixes, because they define the system.
 _FIXED = (
-    "families", "objective", "goal", "learner", "hyper.shape.sharpness", "hyper.shape.halves",
+    "families", "objective", "goal", "learner", "hyper.shape.sharpness", "hyper.shape.kinds",
 )  # fmt: skip
 _POSITIVE = ("collect", "hyper.entropy")  # must be positive if the recipe's are
-_SHAPE = PolicyShape(sharpness=0.0, halves=False)  # no greedy initialisation, whole tables
+_SHAPE = PolicyShape(sharpness=0.0, kinds=())  # no greedy initialisation, whole tables
 
 RECIPES: dict[RecipeName, PPOShardConfig] = {
     # A policy gradient with a critic and an entropy bonus; a plan is worth its balance, the least
@@ -72,6 +72,6 @@ def _option(name: str, value: object) -> str:
     option = f"--{name.replace('_', '-')}"
     if value is None:
         return f"without {option}"
-    if value is False:
-        return f"with {'.no-'.join(option.rsplit('.', 1))}"
-    return f"with {option}" if value is True else f"with {option} {value}"
+    if isinstance(value, tuple):
+        value = " ".join(value)
+    return f"with {option} {value}".rstrip()

@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from autoshard.cost_model.networks.network import TERMS
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
-POLICY_SCHEMA = documents.Schema("autoshard.policy", 3)
+POLICY_SCHEMA = documents.Schema("autoshard.policy", 4)
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 SHIPPED = Path("cpu")  # default policy and cost model
 COST_MODEL = "cost_model"  # in the policy's folder, the folder of its cost model
@@ -63,6 +64,7 @@ def save_policy(policy: Policy, folder: Path | str) -> None:
         "shape": asdict(policy.network.shape),
         "max_devices": policy.max_devices,
         "terms": [*TERMS],
+        "options": [*OPTION_KINDS],
         "trained": dict(policy.trained),
     }
     try:
@@ -82,9 +84,10 @@ def load_policy(policy: Path | str) -> Policy:
         document = documents.read(where / _DOCUMENT)
         POLICY_SCHEMA.check(document)
         with documents.fields_of("policy"):
-            if document["terms"] != [*TERMS]:
+            known = document["terms"], document["options"]
+            if known != ([*TERMS], [*OPTION_KINDS]):
                 raise PolicyError("its features differ from those of this version: train it again")
-            network = PolicyNetwork(PolicyShape(**document["shape"]))
+            network = PolicyNetwork(PolicyShape.from_json(document["shape"]))
             try:
                 network.load_state_dict(load((where / _WEIGHTS).read_bytes()))
             except (OSError, SafetensorError, RuntimeError) as error:

@@ -12,6 +12,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.networks.network import DIRECTIONS
 from autoshard.envs.catalog import NO_HALVES, FullTask, TableCatalog, TaskInstance
+from autoshard.envs.options import NO_OPTIONS
 from autoshard.workload import ShardingTask
 from autoshard.workload.arrays import Ints
 from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
@@ -107,6 +108,7 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
                 units=units,
                 memory_bytes=instance.memory_bytes[own],
                 larger=larger,
+                options=NO_OPTIONS,
                 hardware=tuple(instance.hardware[device] for device in own if instance.hardware),
             ),
         )

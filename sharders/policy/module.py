@@ -9,6 +9,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import Tensor
 
 from autoshard.envs import Layout
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape
 
 
@@ -19,8 +20,8 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         """Builds the network for the spaces of the environment."""
         assert isinstance(self.action_space, Discrete)
         assert isinstance(self.model_config, dict)
-        self.layout = Layout(int(self.action_space.n) - 1)  # the last action is a split
-        self.network = PolicyNetwork(PolicyShape(**self.model_config["shape"]))
+        self.layout = Layout(int(self.action_space.n) - len(OPTION_KINDS))
+        self.network = PolicyNetwork(PolicyShape.from_json(self.model_config["shape"]))
 
     def _forward(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
         logits, _ = self.network(self.layout.split(batch[Columns.OBS]))

@@ -1,13 +1,15 @@
-"""Policy network: scores each device for the current unit, and the split of the unit.
+"""Policy network: scores each device for the current unit, and each option of the unit.
 
 One scorer serves all devices, so the network works for any number of tables and devices and is
-equivariant to their order. It is initialised as a greedy policy, which places each unit where the
-step time rises least by a soft maximum over devices, and splits units that exceed the even share.
-Training learns deviations from that policy.
+equivariant to their order; another one serves all kinds of options. It is initialised as a greedy
+policy, which places each unit where the step time rises least by a soft maximum over devices,
+splits units that exceed the even share, and takes options that save more than they add. Training
+learns deviations from that policy.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +22,24 @@ from autoshard.envs.observation import (
     OBJECTIVE,
     PROGRESS,
     REST,
-    SPLIT_PARTS,
     TABLE,
 )
+from autoshard.envs.offers import OPTION_PARTS
+from autoshard.envs.options import OPTION_KINDS, SPLIT
 
 FORBIDDEN = -1e9  # logit of an action that is not allowed
 _FAR = 1e6  # times even_split_ms: more than any device costs
 _COST, _JOINED, _SAFE, _SOFT_AFTER = (
     DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "soft_after")
 )
-_MAY, _ADDS, _ADDED = 0, 1, 4  # features of the part `split`
+_MAY, _WORK, _HIGHEST, _COMMON, _AGAIN = map(
+    OPTION_PARTS.index, ("may", "work", "highest", "common", "common_again")
+)
+_ADDED = PROGRESS - 1  # in the part `progress`: additional cost by splits
+_SPLIT = OPTION_KINDS.index(SPLIT)
 _MIN_SHARPNESS = 1e-6
 # Initial values, tuned on two families of tables and three objectives: weight of the device's own
-# cost beside the plan's, and share of the excess over the even share that a split moves away.
+# cost beside the plan's, and share of the excess over the even share that an option moves away.
 _ITSELF = 0.02
 _ELSEWHERE = 0.4
 
@@ -46,13 +53,24 @@ class PolicyShape:
         encoded: Width of the embedding of a set of tables.
         sharpness: Inverse temperature of the initial greedy policy: log odds against a device that
             costs `even_split_ms` more. With 0 the initial policy is random.
-        halves: Whether the policy may split units; else all tables stay whole.
+        kinds: Kinds of options that the policy may take (`envs.options.OPTION_KINDS`); without
+            `split`, all tables stay whole.
     """
 
     hidden: int = 64
     encoded: int = 32
     sharpness: float = 1000.0
-    halves: bool = True
+    kinds: tuple[str, ...] = OPTION_KINDS
+
+    @property
+    def splits(self) -> bool:
+        """Whether the policy may split units."""
+        return SPLIT in self.kinds
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "PolicyShape":
+        """Returns the shape of which a JSON document has the fields."""
+        return PolicyShape(**{**document, "kinds": tuple(document["kinds"])})
 
 
 class PolicyVariant(NamedTuple):
@@ -61,18 +79,22 @@ class PolicyVariant(NamedTuple):
     Args:
         learned: Factor of learned deviations; 0 is the initial greedy policy.
         itself: Factor of the weight of the device's own cost.
-        elsewhere: Factor of the excess that a split moves away: a larger one splits more units.
+        elsewhere: Factor of the excess that an option moves away: a larger one splits more units.
+        starts: Factor of what only the first option of its kind adds: with 0, tables take options
+            that pay if others do so, too.
     """
 
     learned: float = 1.0
     itself: float = 1.0
     elsewhere: float = 1.0
+    starts: float = 1.0
 
 
 class PolicyNetwork(nn.Module):
     """Actor and critic on the parts of observations (see `envs.observation.Layout`)."""
 
     log_sharpness: Tensor
+    kinds: Tensor
 
     def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
@@ -80,12 +102,15 @@ class PolicyNetwork(nn.Module):
         hidden, encoded = shape.hidden, shape.encoded
         self.encoder = nn.Linear(DESCRIBED, encoded)
         self.device = nn.Linear(encoded + DEVICE - DESCRIBED, hidden)
-        rest = TABLE + REST - 2 * DESCRIBED + SPLIT_PARTS + OBJECTIVE + PROGRESS
+        options = len(OPTION_KINDS) * len(OPTION_PARTS)
+        rest = TABLE + REST - 2 * DESCRIBED + options + OBJECTIVE + PROGRESS
         self.state = nn.Linear(2 * encoded + rest, hidden)
         self.context = nn.Linear(2 * hidden, hidden)
         self.mixer = nn.Linear(hidden, hidden)
         self.score = nn.Linear(hidden, 1)
-        self.halving = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.option = nn.Linear(len(OPTION_KINDS) + len(OPTION_PARTS), hidden)
+        self.option_mixer = nn.Linear(hidden, hidden)
+        self.option_score = nn.Linear(hidden, 1)
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         # Not learned: training would blur the greedy policy.
         self.register_buffer(
@@ -93,16 +118,16 @@ class PolicyNetwork(nn.Module):
         )
         self.itself = nn.Parameter(torch.tensor(_ITSELF))
         self.elsewhere = nn.Parameter(torch.tensor(_ELSEWHERE))
+        self.register_buffer("kinds", torch.eye(len(OPTION_KINDS)), persistent=False)
         with torch.no_grad():
-            for last in (self.score, self.halving[-1], self.value[-1]):
+            for last in (self.score, self.option_score, self.value[-1]):
                 assert isinstance(last, nn.Linear)
                 last.weight.mul_(0.01)
                 last.bias.zero_()
 
     def as_greedy(self) -> "PolicyNetwork":
         """Removes the small random deviations of the initial weights; returns the network."""
-        for last in (self.score, self.halving[-1]):
-            assert isinstance(last, nn.Linear)
+        for last in (self.score, self.option_score):
             nn.init.zeros_(last.weight)
         return self
 
@@ -111,19 +136,18 @@ class PolicyNetwork(nn.Module):
         """Whether the policy differs from the greedy policy that it was initialised as."""
         if self.shape.sharpness == 0:
             return False
-        deviates = (self.score.weight, self.halving[-1].weight)
-        return any(bool(weight.any()) for weight in deviates if isinstance(weight, Tensor))
+        return any(bool(last.weight.any()) for last in (self.score, self.option_score))
 
     def forward(
         self, parts: dict[str, Tensor], variants: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns logits [envs, devices + 1], the last for a split, and state embeddings.
+        """Returns logits [envs, devices + kinds], the last for options, and state embeddings.
 
         Embeddings have shape [envs, hidden].
 
         Args:
             parts: Parts of observations, each [envs, ...].
-            variants: `PolicyVariant` of each episode, [envs, 3]; by default the learned policy.
+            variants: `PolicyVariant` of each episode, [envs, 4]; by default the learned policy.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
@@ -134,7 +158,8 @@ class PolicyNetwork(nn.Module):
         pair = torch.stack([table[:, :DESCRIBED], rest[:, :DESCRIBED]], dim=1)
         sets = self._encode(torch.cat([devices[..., :DESCRIBED], pair], dim=1))
         numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
-        numbers += [parts[name] for name in ("split", "objective", "progress")]
+        options = parts["options"]
+        numbers += [options.flatten(1), parts["objective"], parts["progress"]]
         state = self.state(torch.cat([sets[:, -2:].flatten(1), *numbers], dim=1))
         own = torch.cat([sets[:, :-2], devices[..., DESCRIBED:]], dim=2)
         embedded = functional.relu(self.device(own) + state[:, None])
@@ -146,36 +171,51 @@ class PolicyNetwork(nn.Module):
         score = self.score(mixed).squeeze(-1)
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
-        split = self.halving(state_embedding).squeeze(-1)
+        described = torch.cat([options, self.kinds.expand(len(options), -1, -1)], dim=2)
+        offered = self.option(described) + self.option_mixer(state_embedding)[:, None]
+        chosen = self.option_score(functional.relu(offered)).squeeze(-1)
+        starts: Tensor | float = 1.0
         if variants is not None:
-            learned, by_itself, by_elsewhere = variants[:, :, None].unbind(1)
+            learned, by_itself, by_elsewhere, starts = variants[:, :, None].unbind(1)
             itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
-            elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
-            score, split = score * learned, split * learned[:, 0]
+            elsewhere = by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE))
+            score, chosen = score * learned, chosen * learned
         greedy_cost = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_lowest(greedy_cost, allowed)
-        split = split + self._split_logit(parts, allowed, elsewhere)
-        may_split = parts["split"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
-        split = split.masked_fill(~may_split, FORBIDDEN)
-        return torch.cat([logits, split[:, None]], dim=1), state_embedding
+        chosen = chosen + self._option_logits(parts, allowed, elsewhere, starts)
+        chosen = chosen.masked_fill(options[..., _MAY] <= 0, FORBIDDEN)
+        return torch.cat([logits, chosen], dim=1), state_embedding
 
     @staticmethod
     def _over_lowest(costs: Tensor, allowed: Tensor) -> Tensor:
         """Returns the excess of each cost over the lowest of allowed devices."""
         return costs - costs.masked_fill(~allowed, torch.inf).amin(1, keepdim=True).clamp_max(_FAR)
 
-    def _split_logit(self, parts: dict[str, Tensor], allowed: Tensor, elsewhere: Tensor) -> Tensor:
-        """Returns the logit of a split in the greedy policy: [envs].
+    def _option_logits(
+        self,
+        parts: dict[str, Tensor],
+        allowed: Tensor,
+        elsewhere: Tensor,
+        starts: Tensor | float,
+    ) -> Tensor:
+        """Returns the logits of options in the greedy policy: [envs, kinds].
 
-        Its gain is the share that moves away of the excess over the even share or the slowest
-        device; its loss is the additional cost of two halves.
+        The gain of an option is a share of what it saves of the excess over the even share or the
+        slowest device; its loss is what it adds to all devices.
         """
-        devices, split = parts["devices"], parts["split"]
-        best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
-        level = torch.maximum(1 + split[:, _ADDED], devices[..., _COST].amax(1))
-        adds = split[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
-        return self.log_sharpness.exp() * (elsewhere * (best - level) - adds)
+        devices, options = parts["devices"], parts["options"]
+        best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1, keepdim=True)
+        added = parts["progress"][:, _ADDED, None]
+        level = torch.maximum(1 + added, devices[..., _COST].amax(1, keepdim=True))
+        # Where no device is allowed, some option must be taken: that which adds least.
+        best = torch.where(allowed.any(1, keepdim=True), best, level)
+        saved = (best - torch.maximum(level, options[..., _HIGHEST])).clamp_min(0)
+        saved[:, _SPLIT] = (best - level)[:, 0]
+        adds = options[..., _WORK] / parts["exists"].sum(1, keepdim=True).clamp_min(1)
+        again = options[..., _AGAIN]
+        adds = adds + again + starts * (options[..., _COMMON] - again)
+        return self.log_sharpness.exp() * (elsewhere * saved - adds)
 
     def values(self, embeddings: Tensor) -> Tensor:
         """Returns the value of each state by its embedding [envs, hidden]: [envs]."""

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -15,11 +15,14 @@ from torch import Tensor
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step.overhead import SplitCost, splits_of
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
+from autoshard.envs.options import NO_OPTIONS, changed_units
 from autoshard.sharders.policy.groups import DEVICES, PIECES, Group, bundled, in_groups
 from autoshard.sharders.policy.network import FORBIDDEN, PolicyNetwork, PolicyVariant
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.packing.admission import RuleMasks
+from autoshard.workload.packing.table_options import TableOptions
+from autoshard.workload.ways.option import Options
 
 # Tried beside the learned policy, in order of their gain. On validation tasks of twelve families,
 # the first is 2.5 % worse than the best of 42 variants, the first two are 0.8 %, four are 0.2 %.
@@ -64,20 +67,27 @@ class _GroupRollout:
         placed: Pieces and their devices in the task.
         stages_ms: Time of the group's slowest device in each stage.
         plan_ms: Step time of the group; infinite if infeasible.
+        options: Options of tables; None if none may be taken.
+        common_ms: What options and splits add on all devices alike.
     """
 
     group: Group
     placed: tuple[tuple[Piece, int], ...]
     stages_ms: Floats
     plan_ms: float
+    options: Options | None = None
+    common_ms: float = 0.0
 
     @staticmethod
     def of(episodes: BatchedPlacementEnv, env_id: int, group: Group) -> "_GroupRollout":
         stages = episodes.stages_ms[env_id].amax(0).double().numpy()
         devices = group.devices.tolist()
         placed = tuple((piece, devices[own]) for piece, own in episodes.placed_pieces(env_id))
-        plan_ms = math.inf if episodes.infeasible[env_id] else float(stages.sum())
-        return _GroupRollout(group, placed, stages, plan_ms)
+        options, common_ms = None, 0.0
+        if episodes.tasks[env_id] != NO_OPTIONS:
+            options, common_ms = episodes.options_of(env_id), float(episodes.common_ms[env_id])
+        plan_ms = math.inf if episodes.infeasible[env_id] else float(stages.sum()) + common_ms
+        return _GroupRollout(group, placed, stages, plan_ms, options, common_ms)
 
 
 @dataclass(frozen=True)
@@ -85,14 +95,16 @@ class Rollout:
     """Result of a rollout.
 
     Args:
-        placed: Pieces and their devices.
+        placed: Pieces of tables in columns, and their devices.
         plan_ms: Predicted step time; infinite if infeasible.
         config: Index of its configuration; 0 if it combines several.
+        options: Options of tables that are not in columns, if they may be taken.
     """
 
     placed: tuple[tuple[Piece, int], ...]
     plan_ms: float
     config: int
+    options: Options = field(default_factory=dict)
 
     @staticmethod
     def combined(
@@ -104,6 +116,8 @@ class Rollout:
         placed = tuple(piece for rollout in rollouts for piece in rollout.placed)
         if max(map(_PLAN_MS, rollouts)) == math.inf:
             return Rollout(placed, math.inf, config)
+        if (options := rollouts[0].options) is not None:  # of the only group
+            return Rollout(placed, rollouts[0].plan_ms, config, options)
         stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
         splits_ms = split_cost.ms(splits_of(placed))
         return Rollout(placed, float(stages.sum()) + splits_ms, config)
@@ -130,7 +144,7 @@ class PolicyRollouts:
         found = [PolicyVariant(), *_OTHER_VARIANTS]
         if not self._network.has_deviated:
             found = [variant._replace(learned=0) for variant in found]
-        if not shape.halves:
+        if not shape.splits:
             found = [variant._replace(elsewhere=1) for variant in found]
         return list(dict.fromkeys(found))
 
@@ -158,6 +172,14 @@ class PolicyRollouts:
         ]
         return [*map(RolloutConfig, variants), *configs][:count]
 
+    def option_configs(self, devices: int) -> list[RolloutConfig]:
+        """Returns configurations of rollouts whose tables may take options: all variants, each as
+        if options had been taken before, too.
+        """
+        variants = [v._replace(starts=starts) for v in self.variants for starts in (1.0, 0.0)]
+        count = max(_MIN_ROLLOUTS, _ROWS // devices)
+        return [*map(RolloutConfig, variants)][:count]
+
     @torch.inference_mode()
     def run(
         self,
@@ -166,6 +188,7 @@ class PolicyRollouts:
         split: bool = True,
         rng: torch.Generator | None = None,
         coarse: bool = False,
+        options: tuple[TableOptions, Options] | None = None,
     ) -> list[Rollout]:
         """Returns the feasible rollouts of a task.
 
@@ -178,13 +201,16 @@ class PolicyRollouts:
             rng: Random generator, required if a configuration is sampled.
             coarse: Whether, of many tables, small ones may be placed in bundles, and groups of
                 devices may stay uneven: for use before a local search.
+            options: Options that tables may take, and those by which `task` is what single devices
+                hold of their task; by default none may be taken. In groups of devices none is.
         """
         assert rng is not None or not any(config.sampled for config in configs)
         masks = RuleMasks(task)
         bundles = coarse and not masks.any and len(masks.units) >= PIECES
         units = bundled(self._oracle, task, masks.units) if bundles else masks.units
-        split = split and self._network.shape.halves and len(task.devices) > 1
-        catalog = TableCatalog(self._oracle, units, split, task.operator)
+        split = split and self._network.shape.splits and len(task.devices) > 1
+        replacing = () if options is None else changed_units(*options)
+        catalog = TableCatalog(self._oracle, units, split, task.operator, replacing)
         rules = masks if masks.any else None
         instance = TaskInstance(
             np.arange(len(units)),
@@ -192,6 +218,7 @@ class PolicyRollouts:
             rules,
             task.objective,
             hardware=task.hardware,
+            options=NO_OPTIONS if options is None else catalog.add_options(*options),
         )
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
@@ -252,7 +279,14 @@ class PolicyRollouts:
         tables = max(len(instance.units) for instance in instances)
         devices = max(len(group.devices) for group in groups)
         rollouts = len(configs) * len(groups)
-        episodes = BatchedPlacementEnv(catalog, rollouts, tables, devices, tables if split else 0)
+        episodes = BatchedPlacementEnv(
+            catalog,
+            rollouts,
+            tables,
+            devices,
+            tables if split else 0,
+            self._network.shape.kinds,
+        )
         episodes.start(range(rollouts), instances * len(configs))
         layout = Layout(devices)
         variants, discrepancies, sampled = (

@@ -70,6 +70,7 @@ class PolicySharder:
         starts = sets.starts()
         if self._search is None:  # by the mean scenario, which is fast
             found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
+            found += self._plans_with_options(sets.options)
             if not found or len(starts) > 1:  # greedy plans are known
                 found += _greedy_of(starts)
             return min(
@@ -94,6 +95,7 @@ class PolicySharder:
         else:
             begun = run.descents(found + more)
         found += [plan for plans in of_policy for plan in plans]
+        found += self._plans_with_options(sets.options)
         found += [begun[0].sharded(), *run.results(begun[0])]
         choice = _Choice(self._oracle, task, sets.options.allowed(found))
         for later in run.further(begun[0]):
@@ -103,7 +105,7 @@ class PolicySharder:
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
-        split, lack = self._policy.network.shape.halves, None
+        split, lack = self._policy.network.shape.splits, None
         for some in (options.required, *options.within_memory()):
             try:
                 rest = options.columns_task(some)
@@ -120,6 +122,22 @@ class PolicySharder:
         found = self._rollouts_of(start.task)
         return [Sharded.of_columns(sets.task, placed, start.options) for placed in found]
 
+    def _plans_with_options(self, options: TableOptions) -> list[Sharded]:
+        """Returns plans in which the policy gives tables their options; none where that would be
+        in vain, or the task is so large that it is planned in groups.
+        """
+        if not options.any_choice:
+            return []
+        with suppress(PlanError):
+            task = options.columns_task(options.required)
+            if not task.tables:
+                return []
+            configs = self._rollouts.option_configs(len(task.devices))
+            found = self._rollouts.run(task, configs, options=(options, options.required))
+            best = _distinct(found)[:_CANDIDATES]
+            return [Sharded.of_columns(options.task, each.placed, each.options) for each in best]
+        return []
+
     def _rollouts_of(self, task: ShardingTask) -> list[Placed]:
         if not task.tables:
             return []
@@ -127,13 +145,13 @@ class PolicySharder:
         usual, wide = self._rollouts.configs(*size), self._search is not None
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
         rollouts = self._rollouts.run(task, configs, coarse=wide)
-        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
-            :_CANDIDATES
-        ]
-        best = own
+        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])
+        best: list[Placed] = [rollout.placed for rollout in own[:_CANDIDATES]]
         if wide:
-            best = _distinct(rollouts)[:_WIDE_CANDIDATES]
-            best += [placed for placed in own if placed not in best]
+            widely: list[Placed] = [
+                rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]
+            ]
+            best = widely + [placed for placed in best if placed not in widely]
         return best
 
 
@@ -174,9 +192,9 @@ def _greedy_of(starts: Sequence[Start]) -> list[Sharded]:
     return [plan for start in starts for plan in start.greedy]
 
 
-def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:
-    """Returns the plans of rollouts, the best first, and only one for each step time."""
-    plans: dict[str, Placed] = {}
+def _distinct(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Returns the rollouts, the best first, and only one for each step time."""
+    found = dict[str, Rollout]()
     for rollout in sorted(rollouts, key=lambda rollout: rollout.plan_ms):
-        plans.setdefault(f"{rollout.plan_ms:.5g}", rollout.placed)
-    return list(plans.values())
+        found.setdefault(f"{rollout.plan_ms:.5g}", rollout)
+    return list(found.values())

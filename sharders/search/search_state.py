@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from autoshard.cost_model.pricing.placement_state import TaskPlacement, UnitCatalog
+from autoshard.cost_model.step.common_price import num_sharded
 from autoshard.cost_model.uncertainty.scenarios import Pricing
 from autoshard.sharders.search.move_budget import GONE, MoveBudget
 from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask
@@ -297,7 +298,7 @@ class SearchState:
         loads = self._loads if loads is None else loads
         # Prices of devices contain the start of all-to-alls, which copies alone do not need.
         price = self._devices.price
-        idle_ms = price.exchanges * price.latency_ms * (self._common.num_sharded(loads) == 0)
+        idle_ms = price.exchanges * price.latency_ms * (num_sharded(loads) == 0)
         return np.asarray(self._common.ms(loads, splits) - self._whole_ms - idle_ms)
 
     def _after(

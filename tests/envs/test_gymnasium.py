@@ -20,6 +20,7 @@ from autoshard.envs import (
     TableCatalog,
     TaskInstance,
 )
+from autoshard.envs.options import OPTION_KINDS
 
 SMALL = RandomTaskSampler(
     (3, 7), (2, 4), fill=(0.9, 1.0), unevenness=0.7
@@ -169,7 +170,7 @@ def test_the_tally_counts_what_ended_since_it_was_asked(split_catalog: TableCata
     for _ in range(2):
         games, dead, relative = 0, 0, []
         for _ in range(60):
-            masks = np.column_stack([env.episodes.allowed.numpy(), env.episodes.splittable.numpy()])
+            masks = env.episodes.action_masks.numpy()
             _, _, ended, _, infos = env.step(np.array([some(mask, rng) for mask in masks]))
             games += int(ended.sum())
             for env_id in np.flatnonzero(ended):
@@ -211,10 +212,10 @@ def test_the_same_env_plays_the_same_again_for_a_seed(catalog: TableCatalog) -> 
 
 def test_gymnasium_makes_one(catalog: TableCatalog) -> None:
     env = gym.make("Sharding-v0", catalog=catalog, task_sampler=SMALL, max_devices=6)
-    assert env.action_space == gym.spaces.Discrete(7)  # the last one halves
+    assert env.action_space == gym.spaces.Discrete(6 + len(OPTION_KINDS))
     told = episode(env, 1)
     assert env.observation_space.contains(told[0])
-    assert told[1].shape == (7,)
+    assert told[1].shape == (6 + len(OPTION_KINDS),)
 
 
 def test_gymnasium_makes_many(catalog: TableCatalog) -> None:
@@ -224,7 +225,7 @@ def test_gymnasium_makes_many(catalog: TableCatalog) -> None:
     assert isinstance(env.unwrapped, ShardingVectorEnv)
     seen, _ = env.reset(seed=1)
     assert env.observation_space.contains(seen)
-    assert env.single_action_space == gym.spaces.Discrete(5)
+    assert env.single_action_space == gym.spaces.Discrete(4 + len(OPTION_KINDS))
     for _ in range(8):
         seen, rewards, ended, _, _ = env.step(greedily(env.unwrapped.episodes).numpy())
         assert env.observation_space.contains(seen)
@@ -235,7 +236,7 @@ def test_gymnasium_makes_many(catalog: TableCatalog) -> None:
 def test_without_arguments_the_shipped_model_is_played() -> None:
     env = gym.make("Sharding-v0")
     seen, info = env.reset(seed=0)
-    assert info["action_mask"].tolist() == [1, 1, 1, 1, 1]
+    assert info["action_mask"].tolist() == [1, 1, 1, 1, 1, *[0] * (len(OPTION_KINDS) - 1)]
     seen, reward, ended, _, _ = env.step(0)
     assert np.isfinite(seen).all()
     assert reward < 0
@@ -264,8 +265,8 @@ def test_the_mask_is_what_the_observation_tells(split_catalog: TableCatalog) -> 
         while True:
             mask = info["action_mask"]
             parts = env.layout.split(seen)
-            np.testing.assert_array_equal(mask, [*parts["allowed"], parts["split"][0]])
-            splittable.add(bool(mask[-1]))
+            np.testing.assert_array_equal(mask, [*parts["allowed"], *parts["options"][:, 0]])
+            splittable.add(bool(mask[env.layout.max_devices]))
             assert env.action_space.sample(mask) in np.flatnonzero(mask) or not mask.any()
             forbidden += int((mask == 0).sum())
             if ended:

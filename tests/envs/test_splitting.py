@@ -430,7 +430,7 @@ def test_a_step_of_training_counts_splits_on_all_devices(
         episodes.place(torch.tensor([int(episodes.placed[0]) % 2]))
     task = catalog.task(mine)
     first_ms, each_ms = 1e3 * task.columns * 1e-6 * 256, 1e5 * 1e-6 * 256
-    assert float(episodes.splits_ms[0]) == pytest.approx(first_ms + 2 * each_ms)
+    assert float(episodes.common_ms[0]) == pytest.approx(first_ms + 2 * each_ms)
     plan = ShardingPlan.of_pieces(task, episodes.placed_pieces(0))
     assert len(plan.placements) == 5
     oracle = EstimatedCosts(training, 512)

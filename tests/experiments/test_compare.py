@@ -456,7 +456,7 @@ def test_tasks_and_plans_from_elsewhere(
 
 def test_further_policies_stand_beside_ours(policy: Path, tmp_path: Path) -> None:
     """Each by its own name makes the plan that it makes as `policy`."""
-    whole = Policy(PolicyNetwork(PolicyShape(sharpness=0, halves=False)), max_devices=3)
+    whole = Policy(PolicyNetwork(PolicyShape(sharpness=0, kinds=())), max_devices=3)
     save_policy(whole, tmp_path / "whole")
     common = CompareConfig(
         TABLES, probe=False, num_tasks=3, num_tables=12, num_devices=3, sharders="dim,policy",

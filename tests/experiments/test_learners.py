@@ -83,7 +83,7 @@ def test_games_of_a_group_play_the_same_task_and_end_together(
         assert dealt[3] == dealt[4] == dealt[5]
         ended, steps = np.zeros(6, bool), 0
         while not ended.any():
-            mask = torch.cat([env.episodes.allowed, env.episodes.splittable[:, None]], 1).numpy()
+            mask = env.episodes.action_masks.numpy()
             chosen = [int(rng.choice(np.flatnonzero(row))) if row.any() else 0 for row in mask]
             _, _, ended, _, info = env.step(np.array(chosen))
             steps += 1

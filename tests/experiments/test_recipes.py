@@ -14,6 +14,7 @@ from commands import run
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.experiments.ppo_shard import main
 from autoshard.experiments.training.config import (
     Hyperparameters,
@@ -134,7 +135,7 @@ def test_reinforce_makes_one_gradient_of_all_that_was_played(
         reward="estimated",
         learner="reinforce",
         num_envs=20,
-        hyper=Hyperparameters(epochs=3, minibatch=8, group_size=5, shape=PolicyShape(halves=False)),
+        hyper=Hyperparameters(epochs=3, minibatch=8, group_size=5, shape=PolicyShape(kinds=())),
     )
     trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
     for made in (1, 2):
@@ -159,16 +160,16 @@ def gradients_made(learner: Any) -> set[int]:
 def test_games_of_whole_tables_never_offer_to_halve(
     learner: LearnerName, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
-    for halves in (False, True):
+    for kinds in ((), OPTION_KINDS):
         config = PPOShardConfig(
             num_tables="9",
             reward="estimated",
             learner=learner,
-            hyper=Hyperparameters(group_size=2, shape=PolicyShape(halves=halves)),
+            hyper=Hyperparameters(group_size=2, shape=PolicyShape(kinds=kinds)),
         )
         episodes = make_environment(config, model, many_tables, tmp_path, seed=0, num_envs=4)
         episodes.reset(seed=0)
-        assert bool(episodes.episodes.splittable.any()) is halves
+        assert bool(episodes.episodes.splittable.any()) is bool(kinds)
 
 
 CONTRADICTIONS = [
@@ -178,7 +179,10 @@ CONTRADICTIONS = [
     ),
     ("autoshard --learner reinforce", "with --learner critic: leave out --learner reinforce"),
     ("dreamshard --reward mixed", "goes with --reward estimated: leave out --reward mixed"),
-    ("dreamshard --hyper.shape.halves", "with --hyper.shape.no-halves: leave out --hyper.shape.ha"),
+    (
+        "dreamshard --hyper.shape.kinds split",
+        "with --hyper.shape.kinds: leave out --hyper.shape.ki",
+    ),
     ("dreamshard --hyper.shape.sharpness 9", "leave out --hyper.shape.sharpness 9.0, or the rec"),
     ("dreamshard --collect 0", "--collect must be more than 0, got 0"),
     ("autoshard --hyper.entropy 0", "--hyper.entropy must be more than 0, got 0"),

@@ -128,7 +128,8 @@ class Scene:
         tasks: of the first episode of each environment; where empty, all tasks are drawn.
         envs: how many play side by side; 0: one, through Gymnasium's interface for single ones.
         steps: that are played.
-        splits: how often a random player splits where it may; None: the shipped policy plays.
+        splits: how often a random player splits, or takes another option, where it may; None:
+            the shipped policy plays.
         rounds: environments that are given the same task and end together.
         seed: of the environment and of a random player.
     """
@@ -157,8 +158,9 @@ class Game:
     """Episodes of a scene, single or batched.
 
     Attributes:
+        devices: number of actions that are devices.
         seen: observations, [envs, size].
-        masks: actions that are allowed; the last one splits. [envs, actions].
+        masks: actions that are allowed; the last ones are options. [envs, actions].
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -188,12 +190,13 @@ class Game:
             )
             if tasks:
                 options = {"instances": instances[: len(tasks)]}
+        self.devices = self._env.layout.max_devices
         self._observed(self._env.reset(seed=scene.seed, options=options)[0])
 
     def _observed(self, seen: Any) -> None:
         self.seen = np.atleast_2d(np.asarray(seen))
         parts = self._env.layout.split(self.seen)
-        self.masks = np.concatenate([parts["allowed"], parts["split"][:, :1]], axis=1) > 0
+        self.masks = np.concatenate([parts["allowed"], parts["options"][..., 0]], axis=1) > 0
 
     def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Returns rewards and which episodes ended: [envs]. A single environment then starts anew,
@@ -255,11 +258,11 @@ def player(scene: Scene) -> Choose:
     def at_random(game: Game) -> Ints:
         chosen = []
         for mask, rng in zip(game.masks, rngs, strict=True):
-            devices, splits = np.flatnonzero(mask[:-1]), rng.random() < share
-            if mask[-1] and (splits or not len(devices)):
-                chosen.append(len(mask) - 1)
-            else:
-                chosen.append(int(rng.choice(devices)) if len(devices) else 0)
+            devices = np.flatnonzero(mask[: game.devices])
+            options = game.devices + np.flatnonzero(mask[game.devices :])
+            takes = rng.random() < share
+            some = options if len(options) and (takes or not len(devices)) else devices
+            chosen.append(int(rng.choice(some)) if len(some) else 0)
         return np.array(chosen)
 
     return at_random

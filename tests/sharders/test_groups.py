@@ -11,9 +11,9 @@ from tasks import Tables
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import TableCatalog, TaskInstance
 from autoshard.sharders import Policy, PolicySharder
+from autoshard.sharders.policy import groups, rollouts
 from autoshard.sharders.policy.groups import Group, bundled, in_groups
 from autoshard.sharders.policy.rollouts import PolicyRollouts
-from autoshard.sharders.policy.sharder import groups, rollouts
 from autoshard.workload import (
     Device,
     EmbeddingTable,

@@ -21,9 +21,10 @@ from autoshard.envs.observation import (
     OBJECTIVE,
     PROGRESS,
     REST,
-    SPLIT_PARTS,
     TABLE,
 )
+from autoshard.envs.offers import OPTION_PARTS
+from autoshard.envs.options import OPTION_KINDS
 from autoshard.sharders import (
     SHARDERS,
     FusedGreedySharder,
@@ -212,7 +213,7 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
         "devices": torch.rand(5, 4, DEVICE, generator=rng),
         "exists": torch.ones(5, 4),
         "allowed": torch.tensor([[1.0, 1, 0, 1]]).expand(5, 4),
-        "split": torch.rand(5, SPLIT_PARTS, generator=rng),
+        "options": torch.rand(5, len(OPTION_KINDS), len(OPTION_PARTS), generator=rng),
         "objective": torch.rand(5, OBJECTIVE, generator=rng),
         "rest": torch.rand(5, REST, generator=rng),
         "progress": torch.rand(5, PROGRESS, generator=rng),
@@ -220,13 +221,14 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
     logits, known = policy.network(parts)
     moved = {name: parts[name][:, order] for name in ("devices", "exists", "allowed")}
     others, known_too = policy.network({**parts, **moved})
-    torch.testing.assert_close(others, logits[:, [*order, 4]])
+    torch.testing.assert_close(others, logits[:, [*order, *range(4, logits.shape[1])]])
     torch.testing.assert_close(policy.network.values(known_too), policy.network.values(known))
     assert (logits.softmax(1)[:, 2] == 0).all()
-    parts["split"][:, 0] = 0
-    forbidden, _ = policy.network(parts)
-    assert (forbidden.softmax(1)[:, 4] == 0).all()
-    parts["split"][:, 0] = 1
+    for number in range(len(OPTION_KINDS)):
+        parts["options"][:, number, 0] = 0
+        forbidden, _ = policy.network(parts)
+        assert (forbidden.softmax(1)[:, 4 + number] == 0).all()
+        parts["options"][:, number, 0] = 1
     # A device that does not exist is as if it were not there.
     wider = Layout(6)
     assert wider.size > Layout(4).size
@@ -234,7 +236,7 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
     padded["devices"] = torch.nn.functional.pad(parts["devices"], (0, 0, 0, 2))
     logits, _ = policy.network(parts)
     beside, _ = policy.network({**parts, **padded})
-    torch.testing.assert_close(beside[:, [0, 1, 2, 3, 6]], logits)
+    torch.testing.assert_close(beside[:, [0, 1, 2, 3, *range(6, beside.shape[1])]], logits)
 
 
 def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy) -> None:
@@ -244,15 +246,16 @@ def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy)
         "devices": torch.ones(1, 3, DEVICE),
         "exists": torch.ones(1, 3),
         "allowed": torch.ones(1, 3),
-        "split": torch.zeros(1, SPLIT_PARTS),
+        "options": torch.zeros(1, len(OPTION_KINDS), len(OPTION_PARTS)),
         "objective": torch.ones(1, OBJECTIVE),
         "rest": torch.ones(1, REST),
         "progress": torch.ones(1, PROGRESS),
     }
     parts["devices"][0, :, safe] = torch.tensor([0.0, 1.0, 0.0])
-    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0, 0])
+    none = [0] * len(OPTION_KINDS)
+    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0, *none])
     parts["devices"][0, :, safe] = 0
-    assert (policy.network(parts)[0].softmax(1)[0] > 0).tolist() == [True] * 3 + [False]
+    assert (policy.network(parts)[0].softmax(1)[0] > 0).tolist() == [True] * 3 + [False] * len(none)
 
 
 def test_seconds_are_the_searchs(policy: Policy, oracle: EstimatedCosts, tables: Tables) -> None:
@@ -320,7 +323,7 @@ def test_a_policy_remembers_that_it_leaves_tables_whole(
     fill: float, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
 ) -> None:
     """Where halves pay as much as where memory is tight."""
-    whole = Policy(PolicyNetwork(PolicyShape(halves=False)).as_greedy(), max_devices=16)
+    whole = Policy(PolicyNetwork(PolicyShape(kinds=())).as_greedy(), max_devices=16)
     save_policy(whole, tmp_path / "whole")
     kept = load_policy(tmp_path / "whole")
     giant = replace(GIANT, rows=10_000)

@@ -107,7 +107,7 @@ def test_as_many_episodes_are_played_as_cost_little(policy: Policy, oracle: Esti
     nothing = PolicyNetwork(PolicyShape(sharpness=0))
     assert PolicyRollouts(nothing, oracle).configs(10, 4) == [RolloutConfig()]
     assert len(PolicyRollouts(nothing, oracle).configs(10, 4, wide=True)) == 11
-    whole = PolicyNetwork(PolicyShape(halves=False))
+    whole = PolicyNetwork(PolicyShape(kinds=()))
     assert {variant.elsewhere for variant in PolicyRollouts(whole, oracle).variants} == {1}
 
 

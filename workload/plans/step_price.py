@@ -214,6 +214,8 @@ def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
 class FurtherExchanges:
     """What exchanges take that come after those of tables in columns, on all devices alike.
 
+    For one task the fields are numbers; for several tasks side by side, they are arrays [tasks].
+
     TorchRec exchanges the outputs of tables by rows, and of tables by rows within a node, each by
     themselves. Of the latter all is counted here, by the node that has most of them; of the former
     the start, if they are not the only ones, and that of rings is another one. What they move is a
@@ -232,17 +234,16 @@ class FurtherExchanges:
     node_column_ms: float = 0.0
 
     @staticmethod
-    def of(task: ShardingTask) -> "FurtherExchanges":
+    def of(objective: Objective, batch_size: int, ranks: int) -> "FurtherExchanges":
         """Returns the exchanges of a task; all is 0 where exchanges do not count."""
-        link, ranks = task.objective.link, len(task.devices)
-        exchanges = task.objective.exchanges(ranks)
+        link, exchanges = objective.link, objective.exchanges(ranks)
         if link is None or not exchanges:
             return FurtherExchanges()
         latency_s = link.all_to_all(ranks).latency_s
         node_rings_s = node_column_s = 0.0
         if isinstance(link, Network):  # inside, and then between
             node_rings_s = link.inside.ring(link.devices_per_node).latency_s
-            node_column_s = _ELEMENT_BYTES * task.batch_size * link.node_rows_s(ranks)
+            node_column_s = _ELEMENT_BYTES * batch_size * link.node_rows_s(ranks)
         return FurtherExchanges(
             _MS * (exchanges + _INPUT_EXCHANGES) * latency_s,
             _MS * exchanges * (link.ring(ranks).latency_s - latency_s),
@@ -281,7 +282,8 @@ def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
     whole, rows, node_rows = (
         np.array(there) for there in (1 in blocks, ranks in blocks, bool(blocks - {1, ranks}))
     )
-    return float(FurtherExchanges.of(task).ms(whole, rows, node_rows, columns))
+    exchanges = FurtherExchanges.of(task.objective, task.batch_size, ranks)
+    return float(exchanges.ms(whole, rows, node_rows, columns))
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:
