@@ -16,8 +16,9 @@ from commands import wait_until
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
+from autoshard.benchmark.pool import devices
 from autoshard.benchmark.pool.fleet import PoolError
-from autoshard.benchmark.pool.pool import devices, end_pool
+from autoshard.benchmark.pool.pool import end_pool
 from autoshard.integration.rehearsal import rank_group
 from autoshard.integration.rehearsal.rank_group import Effort, RankError, RankGroup
 from autoshard.workload import (

@@ -25,6 +25,8 @@ from autoshard.benchmark.machine.hardware import (
     free_memory_bytes,
     physical_cores,
 )
+from autoshard.benchmark.probe import memory as probing_memory
+from autoshard.benchmark.probe import probing
 from autoshard.benchmark.probe.probing import probe_here, run_probe
 from autoshard.benchmark.probe.report import (
     MachineProbe,
@@ -36,10 +38,8 @@ from autoshard.benchmark.probe.report import (
     UpdateTime,
     WorkingSet,
     load_probe,
-    probing,
     save_probe,
 )
-from autoshard.benchmark.probe.report import memory as probing_memory
 from autoshard.benchmark.probe.shards import PROBE_SHARDS
 from autoshard.benchmark.store.parquet import export_parquet, import_parquet, read_parquet_probes
 from autoshard.cost_model.learning.probed_machine import MIN_PROBE_SHARDS

@@ -23,7 +23,7 @@ from autoshard.sharders import (
     make_sharder,
     open_context,
 )
-from autoshard.sharders.policy.sharder import groups
+from autoshard.sharders.policy import groups
 from autoshard.workload import (
     Device,
     EmbeddingTable,
