@@ -9,7 +9,8 @@ import pytest
 
 from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.benchmark.operator.fbgemm import InstallationError
-from autoshard.benchmark.probe.report import ProbeError, probing
+from autoshard.benchmark.probe import probing
+from autoshard.benchmark.probe.report import ProbeError
 from autoshard.cost_model import OtherHardware
 from autoshard.experiments.console import machine
 from autoshard.experiments.console.machine import MachineOptions
