@@ -83,7 +83,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     """Devices of a task, up to 4,096."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
     """Names of sharders, separated by commas, or all that can run here. Those that measure require
-    --measure. With --judge training, torchrec:default is TorchRec's planner with all types that it
+    --measure. With --judge training, torchrec_default is TorchRec's planner with all types that it
     offers for the devices."""
     policy: Path = Path("cpu")
     """Folder of a trained policy, or the name of a shipped one."""

@@ -48,9 +48,9 @@ class TrainTorchRecConfig:
     plan: Path | None = None
     """File of a plan for these tables, with a rank for each device. Excludes --planner."""
     planner: str | None = None
-    """TorchRec's own planner, in place of --plan. torchrec:default: all sharding types that it
-    offers for the devices. torchrec: whole tables; torchrec:column_wise:row_wise, torchrec:all and
-    so on: also these types, and copies with data_parallel. Requires --num-devices."""
+    """TorchRec's own planner, in place of --plan. torchrec_default: all sharding types that it
+    offers for the devices. torchrec: whole tables; torchrec_columns_rows, torchrec_all and
+    so on: also these types. Requires --num-devices."""
     num_devices: int | None = None
     """Number of devices of --planner."""
     devices: RequestedKind = "auto"

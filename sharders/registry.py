@@ -31,7 +31,7 @@ class SharderSpec:
         ways: `chosen`: tables are copied, or sharded by rows, where that is faster, or no other
             plan fits. `required`: only where a constraint says so. `own`: as the sharders do that
             it uses; TorchRec's does not.
-        words: Words that may follow the name after colons; `all` stands for all of them.
+        words: Words that may follow the name, as in `torchrec_columns_rows`; `all` stands for all.
     """
 
     text: str
@@ -132,12 +132,12 @@ SHARDERS: dict[str, SharderSpec] = {
         ways="own",
     ),
     "torchrec": SharderSpec(
-        "TorchRec's planner with whole tables, and with the sharding types that are named as in "
-        "torchrec:column_wise:row_wise, or torchrec:all (on CPUs as if for GPUs)",
+        "TorchRec's planner with whole tables, and with what else is named, as in "
+        "torchrec_columns_rows or torchrec_all (on CPUs as if for GPUs)",
         _above("autoshard.integration:TorchRecSharder.of_context"),
         frozenset({"torchrec"}),
         ways="own",
-        words=("column_wise", "row_wise", "data_parallel"),
+        words=("columns", "rows", "copies"),
     ),
 }
 _ALL = "all"
@@ -153,17 +153,19 @@ def spec_of(name: str) -> SharderSpec:
 
     UserError lists all names, or all words.
     """
-    plain, *words = name.split(":")
-    if plain not in SHARDERS:
+    if name in SHARDERS:
+        return SHARDERS[name]
+    with_words = (plain for plain, spec in SHARDERS.items() if spec.words)
+    plain = next((each for each in with_words if name.startswith(f"{each}_")), None)
+    if plain is None:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
     spec = SHARDERS[plain]
-    if not words:
-        return spec
-    if spec.words and words == [_ALL]:
+    words = name.removeprefix(f"{plain}_").split("_")
+    if words == [_ALL]:
         words = list(spec.words)
     if unknown := [word for word in words if word not in spec.words]:
-        known = " or ".join([", ".join(spec.words), _ALL]) if spec.words else "nothing"
-        raise UserError(f"sharder {name!r}: {plain} takes {known} after a colon, not {unknown[0]}")
+        known = " or ".join([", ".join(spec.words), _ALL])
+        raise UserError(f"sharder {name!r}: {plain}_ takes {known}, not {unknown[0]!r}")
     return replace(spec, make=lambda context: spec.make(context, *words))
 
 
@@ -200,7 +202,7 @@ def usable_sharders(measure: bool) -> list[str]:
             except UserError as missing:
                 warnings.warn(f"{name} is left out: {missing}", stacklevel=2)
                 continue
-        names += [name, f"{name}:{_ALL}"] if spec.words else [name]
+        names += [name, f"{name}_{_ALL}"] if spec.words else [name]
     return names
 
 
@@ -208,7 +210,7 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     """Creates a sharder by name.
 
     Args:
-        name: One of `SHARDERS`, with words after colons if it takes some.
+        name: One of `SHARDERS`, with words if it takes some.
         context: Oracle, policy and measurer, as far as the sharder needs them.
 
     Raises:

@@ -12,7 +12,7 @@ from autoshard.envs import TableCatalog, TaskSampler
 from autoshard.sharders import SHARDERS
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError, documents
 
-TORCHREC_DEFAULT = "torchrec:default"  # TorchRec's planner with all types that it offers
+TORCHREC_DEFAULT = "torchrec_default"  # TorchRec's planner with all types that it offers
 _TASKS, _PLANS = "tasks", "plans"  # folders of results
 
 

@@ -31,6 +31,11 @@ from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import DATA_PARALLEL
 
 Split = Literal["column_wise", "row_wise", "data_parallel"]  # sharding types beside table_wise
+_TYPES: Mapping[str, Split] = {
+    "columns": "column_wise",
+    "rows": "row_wise",
+    "copies": "data_parallel",
+}
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 _MAX_WIDTH = 128  # columns of a piece, as TorchRec's default
 
@@ -58,11 +63,16 @@ class TorchRecSharder:
         self._types, self._device, self._sheet = types, device_type or device_type_here(), sheet
 
     @classmethod
-    def of_context(cls, context: SharderContext, *types: Split) -> "TorchRecSharder":
+    def of_context(cls, context: SharderContext, *words: str) -> "TorchRecSharder":
         """Returns the sharder for the devices of a context's cost model, if it has one.
 
-        Without a price of copies `data_parallel` is left out.
+        Without a price of copies there are none.
+
+        Args:
+            context: Context.
+            words: Some of `_TYPES`, as in the name of the sharder.
         """
+        types = tuple(_TYPES[word] for word in words)
         if context.oracle is None:
             return cls(types)
         if context.oracle.copies is None:

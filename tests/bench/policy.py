@@ -59,7 +59,7 @@ _WORLDS = (
     "--batch-size 8192 --link 25GB/s,30us --no-probe"
 )
 _TRANSFER = ((20, 2), (100, 8), (200, 16))  # tables, devices
-_TORCHREC = ("torchrec", "torchrec:column_wise")
+_TORCHREC = ("torchrec", "torchrec_columns")
 _TIGHT_TASKS = 24
 _LADDER_SECONDS, _TRANSFER_SECONDS = 300.0, 45.0  # that are measured at most
 

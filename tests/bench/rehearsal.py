@@ -35,11 +35,11 @@ from bench.workbench import say
 
 STORE = os.environ.get("AUTOSHARD_REHEARSALS")
 _OURS = ("cost", "cost_fused", "policy", "neuroshard", "autoshard")
-_THEIRS = ("torchrec", "torchrec:column_wise", "torchrec:all")
-_DEFAULT = "torchrec:default"  # what TorchRec's planner makes of these ranks: no rows on CPUs
+_THEIRS = ("torchrec", "torchrec_columns", "torchrec_all")
+_DEFAULT = "torchrec_default"  # what TorchRec's planner makes of these ranks: no rows on CPUs
 _COMPARED = (
     "torchrec",
-    "torchrec:all",
+    "torchrec_all",
     _DEFAULT,
     "neuroshard",
 )  # with autoshard and the best heuristic
@@ -250,7 +250,7 @@ def _rivals(found: Found) -> tuple[tuple[str, str, str], ...]:
     return (
         (found.heuristic, "best heuristic", "below 0.95"),
         (_DEFAULT, _DEFAULT, "below 0.85"),
-        ("torchrec:all", "torchrec:all", "at most 0.90"),
+        ("torchrec_all", "torchrec_all", "at most 0.90"),
         ("torchrec", "torchrec", ""),
         ("neuroshard", "neuroshard", "below 1"),
     )

@@ -53,7 +53,7 @@ def ways_metrics() -> list[Metric]:
             say(f"{family}, {len(task.devices)} devices")
             found.setdefault(family, []).append(_steps_ms(task))
         for family, steps in found.items():
-            for other in ("columns alone", "torchrec:all"):
+            for other in ("columns alone", "torchrec_all"):
                 ratios = [each["all ways"] / each[other] for each in steps if other in each]
                 if ratios:
                     target = targets.get(family, "") if other == "columns alone" else ""
@@ -104,9 +104,9 @@ def _steps_ms(task: ShardingTask) -> dict[str, float]:
     for label, name, some in (
         ("all ways", "autoshard", task),
         ("columns alone", "autoshard", columns),
-        ("torchrec:all", "torchrec:all", task),
+        ("torchrec_all", "torchrec_all", task),
     ):
-        if name == "torchrec:all" and len(task.tables) > _MANY:
+        if name == "torchrec_all" and len(task.tables) > _MANY:
             continue  # TorchRec's planner would take many minutes
         with suppress(PlanError, UserError):
             plan = make_sharder(name, context).shard(some)

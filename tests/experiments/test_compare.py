@@ -271,7 +271,7 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     replace(first, devices=first.devices[:2]).save(folder / "more" / "2.json")
     done = run(
         "compare.py",
-        "--tasks more --plans same=out/plans/size --sharders size,cost,torchrec:default "
+        "--tasks more --plans same=out/plans/size --sharders size,cost,torchrec_default "
         f"--judge training --no-probe --seconds 1 --policy {folder.parent / 'policy'} "
         "--json trained.json",
         folder,
@@ -279,7 +279,7 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     figures = json.loads((folder / "trained.json").read_text())
     assert (figures["trained"], figures["measured"], figures["tasks"]) == (True, False, 3)
     scores = figures["sharders"]
-    assert set(scores) == {"size", "cost", "same", "torchrec:default"}
+    assert set(scores) == {"size", "cost", "same", "torchrec_default"}
     same = scores.pop("same")
     assert same["step_ms"] == [*scores["size"]["step_ms"][:2], None]  # it has no plan for two
     assert same["ratio"] == 1
@@ -593,7 +593,7 @@ def test_all_sharders_that_can_run_here_are_compared(
     )
     found = set(figures_of(tmp_path / "out")["sharders"])
     names = {name for name, spec in SHARDERS.items() if "pool" not in spec.needs}
-    assert found == names | {"torchrec:all"}
+    assert found == names | {"torchrec_all"}
 
 
 def test_bad_input_is_one_line_before_any_work(
@@ -612,7 +612,7 @@ def test_bad_input_is_one_line_before_any_work(
         ({"sharders": ""}, "sharder '' is not one of"),
         ({"sharders": "size,all"}, "--sharders all names all sharders: leave out the others"),
         ({"sharders": "autoshard_verified"}, "measures while it plans: add --measure"),
-        ({"sharders": "size,torchrec:default"}, "compare it with --judge training"),
+        ({"sharders": "size,torchrec_default"}, "compare it with --judge training"),
         ({"judge": "training", "measure": True}, "--measure excludes --judge training"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
         ({"family": "giants"}, "name tables to draw tasks from with --tables"),

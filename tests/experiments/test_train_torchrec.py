@@ -112,7 +112,7 @@ def test_a_plan_for_other_tables(plan: Path) -> None:
         ("--plan plan.json --planner torchrec", "name a plan with --plan, or let"),
         ("--planner torchrec", "--num-devices goes with --planner"),
         ("--planner dim --num-devices 2", "--planner dim: is not TorchRec's: name torchrec"),
-        ("--planner torchrec:rows --num-devices 2", "torchrec takes column_wise, row_wise, data"),
+        ("--planner torchrec_wide --num-devices 2", "torchrec_ takes columns, rows, copies or all"),
         ("--plan plan.json --num-devices 2", "--num-devices goes with --planner"),
         ("--planner torchrec --num-devices 0", "--num-devices must be at least 1, got 0"),
         ("--plan plan.json --steps 0", "--steps must be at least 1, got 0"),
@@ -138,8 +138,8 @@ def test_what_ranks_cannot_do_ends_in_one_line(plan: Path, cluster: object) -> N
 def test_torchrec_plans_by_itself(tmp_path: Path, cluster: object) -> None:
     done = run(
         "train_torchrec.py",
-        f"--tables {TABLES} --planner torchrec:column_wise --num-devices 2 --batch-size 64 "
+        f"--tables {TABLES} --planner torchrec_columns --num-devices 2 --batch-size 64 "
         "--steps 3 --devices cpu",
         tmp_path,
     )
-    assert "torchrec:column_wise: " in done.stdout
+    assert "torchrec_columns: " in done.stdout

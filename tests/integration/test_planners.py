@@ -298,9 +298,9 @@ def test_torchrec_knows_that_outputs_are_wide_whatever_weights_are(weights: Any)
     ("name", "types"),
     [
         ("torchrec", []),
-        ("torchrec:column_wise", ["column_wise"]),
-        ("torchrec:row_wise:column_wise", ["column_wise", "row_wise"]),
-        ("torchrec:all", ["column_wise", "row_wise", "data_parallel"]),
+        ("torchrec_columns", ["column_wise"]),
+        ("torchrec_rows_columns", ["column_wise", "row_wise"]),
+        ("torchrec_all", ["column_wise", "row_wise", "data_parallel"]),
     ],
 )
 def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
@@ -312,11 +312,10 @@ def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
     ("name", "line"),
     [
         (
-            "torchrec:rows",
-            "sharder 'torchrec:rows': torchrec takes column_wise, row_wise, data_parallel or all "
-            "after a colon, not rows",
+            "torchrec_wide",
+            "sharder 'torchrec_wide': torchrec_ takes columns, rows, copies or all, not 'wide'",
         ),
-        ("dim:all", "sharder 'dim:all': dim takes nothing after a colon, not all"),
+        ("dim_all", "sharder 'dim_all' is not one of round_robin,"),
     ],
 )
 def test_unknown_words_of_a_name_are_refused(name: str, line: str) -> None:
@@ -333,8 +332,8 @@ def test_it_shards_by_rows_and_copies_where_it_may() -> None:
     assert rows.row_wise["large"] == 4
     assert rows.copied == ()
     criteo = ShardingTask(load_tables("criteo"), Device.uniform(8, 2**34), 4096)
-    assert make_sharder("torchrec:all").shard(criteo).copied
+    assert make_sharder("torchrec_all").shard(criteo).copied
     known = SharderContext(EstimatedCosts(load_model("cpu"), 4096))  # operators alone
-    assert make_sharder("torchrec:all", known).shard(task) == rows
+    assert make_sharder("torchrec_all", known).shard(task) == rows
     uneven = (Device("large", 2**31), *Device.uniform(3, 2**30))  # blocks are even nevertheless
     assert by_rows.shard(replace(task, devices=uneven)).row_wise == rows.row_wise
