@@ -30,9 +30,9 @@ from autoshard.workload import (
     random_shards,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.sampling import ShardLimit
 from autoshard.workload.sources.synthetic import PROFILES, default_profile
 from autoshard.workload.tables.operators import Optimizer, Weights
-from autoshard.workload.tasks.sampling import ShardLimit
 
 # Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
 # long as a shard, and a few dozen suffice to fit a link.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.workload.plans.placements import Placement
     from autoshard.workload.plans.plan import PlanError, ShardingPlan
     from autoshard.workload.plans.protocols import CostOracle, ShardCost, Sharder
+    from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
     from autoshard.workload.sources.readers import load_tables
     from autoshard.workload.sources.synthetic import synthetic_tables
     from autoshard.workload.tables.operators import OperatorOptions
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from autoshard.workload.tasks.links import Link, Network
     from autoshard.workload.tasks.objective import Objective
     from autoshard.workload.tasks.rules import Rule
-    from autoshard.workload.tasks.sampling import random_exchanges, random_shards, random_tasks
     from autoshard.workload.tasks.task import Device, ShardingTask
 else:
     __getattr__, __dir__ = lazy_exports(__name__)

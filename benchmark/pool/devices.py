@@ -22,7 +22,7 @@ from autoshard.benchmark.machine.hardware import NodeReport, this_machine
 from autoshard.benchmark.machine.process import at_usual_priority
 from autoshard.benchmark.pool.fleet import Fleet, PoolDevice
 from autoshard.workload import UserError
-from autoshard.workload.tasks.data_sheets import is_hardware
+from autoshard.workload.data_sheets import is_hardware
 
 RESOURCE = "benchmark"
 # Limits for hangs alone: an actor starts within seconds, on a crowded machine within tens of them.
@@ -38,7 +38,7 @@ class DeviceProcess:
 
     def __init__(self, backend: DeviceBackend, place: Place) -> None:
         at_usual_priority()
-        from autoshard.benchmark.pool.actor import DeviceBenchmark
+        from autoshard.benchmark.actor import DeviceBenchmark
 
         self._benchmark = DeviceBenchmark(backend, place)
 

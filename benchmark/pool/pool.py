@@ -26,7 +26,7 @@ from autoshard.benchmark.pool.devices import DeviceFleet
 from autoshard.benchmark.pool.fleet import Fleet, PoolError
 from autoshard.benchmark.probe.report import PROBE_SECONDS, MachineProbe
 from autoshard.workload import Shard, ShardCost, UserError
-from autoshard.workload.tasks.data_sheets import is_hardware
+from autoshard.workload.data_sheets import is_hardware
 
 POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"

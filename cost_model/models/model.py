@@ -10,7 +10,7 @@ from autoshard.cost_model.models.machines import Machines
 from autoshard.cost_model.networks.compute import ComputeCostModel
 from autoshard.cost_model.step.overhead import StepOverhead
 from autoshard.workload import Objective, OperatorOptions, UserError
-from autoshard.workload.tasks.data_sheets import DataSheet
+from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.tasks.links import AnyLink
 
 if TYPE_CHECKING:

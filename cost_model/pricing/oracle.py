@@ -39,9 +39,9 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.data_sheets import data_sheet_of
 from autoshard.workload.packing.units import Placeable
 from autoshard.workload.plans.step_price import StepPrice
-from autoshard.workload.tasks.data_sheets import data_sheet_of
 from autoshard.workload.tasks.links import AnyLink
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number

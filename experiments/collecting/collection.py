@@ -16,7 +16,7 @@ from autoshard.experiments.console.progress import following
 from autoshard.experiments.console.ray_cluster import Notices
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
-from autoshard.workload.tasks.sampling import MAX_TASK_DEVICES
+from autoshard.workload.sampling import MAX_TASK_DEVICES
 
 # Columns of each rank in the collectives to which links are fitted.
 FITTED: Mapping[MeasuredCollective, Sequence[int]] = {

@@ -14,7 +14,7 @@ from autoshard.cost_model import CostModel, OtherHardware, load_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.bounds import MAX_DEVICES
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
+from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
 from autoshard.workload.tasks.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
@@ -228,7 +228,7 @@ def check_measured_hardware(model: CostModel, hardware: str) -> None:
 
 def _by_data_sheet(sheet: DataSheet, operator: OperatorOptions | None) -> CostModel:
     """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
-    from autoshard.cost_model.models.roofline import roofline_model
+    from autoshard.cost_model.roofline import roofline_model
 
     cli.say(
         f"planned for {sheet.name} by its data sheet and by published measurements, none of this "

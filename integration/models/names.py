@@ -8,9 +8,9 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import DataType
 
+from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.tables.operators import Optimizer, Weights
 from autoshard.workload.tables.table import EmbeddingTable
-from autoshard.workload.tasks.data_sheets import DataSheet
 from autoshard.workload.tasks.links import Network
 from autoshard.workload.tasks.task import ShardingTask
 

@@ -23,10 +23,10 @@ from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 from autoshard.integration.models.names import DATA_TYPES, device_type_here, lookups_of, topology_of
 from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED, placements_of
 from autoshard.sharders.context import SharderContext
+from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.tables.table import DIM_STEP, EmbeddingTable, can_be_blocks
-from autoshard.workload.tasks.data_sheets import DataSheet, data_sheet_of
 from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import DATA_PARALLEL
 

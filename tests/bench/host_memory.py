@@ -3,12 +3,12 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import make_sharder, needs_of, open_context
 from autoshard.workload import Device, Objective, PlanError, ShardingTask, load_tables
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import SORT_BYTES
 from autoshard.workload.tables.operators import INDEX_BYTES, OperatorOptions
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
 from autoshard.workload.ways.option import ShardingOption, columns_task
 from bench.metric import Metric
 from bench.workbench import say

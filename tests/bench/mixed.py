@@ -29,9 +29,9 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.learning.calibration import MIN_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.learning.probed_machine import on_machine
-from autoshard.cost_model.models.roofline import roofline_model
 from autoshard.cost_model.networks.dataset import CostDataset
 from autoshard.cost_model.pricing.mixed_costs import MixedCosts
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import (
     AnnealingSharder,
     MeasuringSharder,
@@ -51,7 +51,7 @@ from autoshard.workload import (
     random_shards,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
+from autoshard.workload.data_sheets import DATA_SHEETS
 from bench.metric import Metric
 from bench.time_shards import ROUND_SECONDS
 from bench.workbench import say

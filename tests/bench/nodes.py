@@ -14,7 +14,7 @@ from namespaces import missing, two_nodes
 from ports import free_port
 
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
-from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.explaining.replica_choice import choose_replicas
 from autoshard.sharders import SharderContext, load_policy, make_sharder
@@ -28,8 +28,8 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import on_gpus
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
 from autoshard.workload.tasks.links import AnyLink
 from bench.metric import Metric
 from bench.workbench import context_of, say

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from simulated_gpu import SimulatedRuntime
 
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
+from autoshard.benchmark.actor import DeviceBenchmark
 from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here, nvml
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
@@ -22,7 +23,6 @@ from autoshard.benchmark.machine.device_lock import DeviceBusy
 from autoshard.benchmark.machine.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
 from autoshard.benchmark.operator.exchange import ExchangeRanks
-from autoshard.benchmark.pool.actor import DeviceBenchmark
 from autoshard.benchmark.pool.exchanges import measure_exchange
 from autoshard.benchmark.pool.fleet import Fleet, PoolDevice
 from autoshard.benchmark.rehearsals.trace import FORWARD

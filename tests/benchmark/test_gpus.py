@@ -17,7 +17,7 @@ from autoshard.experiments import shard
 from autoshard.experiments.shard import ShardConfig
 from autoshard.integration.rehearsal.rank_group import Effort, RankGroup
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables, random_shards
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS, data_sheet_of
+from autoshard.workload.data_sheets import DATA_SHEETS, data_sheet_of
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

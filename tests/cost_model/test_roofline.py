@@ -6,8 +6,8 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.learning.calibration import calibrate
-from autoshard.cost_model.models.roofline import roofline_model
 from autoshard.cost_model.networks.dataset import CostDataset
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -17,7 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
+from autoshard.workload.data_sheets import DATA_SHEETS
 
 H100 = DATA_SHEETS["h100-80gb"]
 

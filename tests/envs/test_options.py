@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
-from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.envs import BatchedPlacementEnv, EstimatedCostSource, TableCatalog, TaskInstance
 from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS, changed_units
@@ -21,9 +21,9 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 RANKS = 4

@@ -24,7 +24,7 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim import RowWiseAdagrad
 
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.integration import (
     TorchRecSharder,
     from_torchrec,
@@ -49,7 +49,7 @@ from autoshard.workload import (
     load_tables,
     synthetic_tables,
 )
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.ways.option import DATA_PARALLEL
 
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]

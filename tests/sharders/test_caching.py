@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
-from autoshard.cost_model.models.roofline import roofline_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import Policy, SharderContext, make_sharder
 from autoshard.workload import (
     Device,
@@ -17,7 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.ways.option import ShardingOption, columns_task
 
 SHEET, RANKS, BATCH = DATA_SHEETS["h100-80gb"], 4, 8192

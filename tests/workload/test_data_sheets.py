@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoshard.workload import Link, Network, UserError
-from autoshard.workload.tasks.data_sheets import DATA_SHEETS, data_sheet_of, read_data_sheet
+from autoshard.workload.data_sheets import DATA_SHEETS, data_sheet_of, read_data_sheet
 
 FIGURES = {
     "memory_gb": 96,

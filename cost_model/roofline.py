@@ -36,8 +36,8 @@ from autoshard.cost_model.networks.network import (
     ShardNetwork,
 )
 from autoshard.workload import OperatorOptions
+from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.tables.operators import FLOAT_BYTES, INDEX_BYTES, WEIGHT_BYTES
-from autoshard.workload.tasks.data_sheets import DataSheet
 
 _MEMBERS = 8
 _SHAPE = NetworkShape(hidden=4, fusion=4, learned=1)
