@@ -79,6 +79,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
         self._idle = torch.zeros(num_envs, dtype=torch.bool)  # done before others of the batch
         self._return = torch.zeros(num_envs)
+        self._over_bound = torch.zeros(num_envs)  # step time of each partial plan, relative
         self._actions = torch.zeros(num_envs, dtype=torch.int64)
         self._tasks = np.zeros(num_envs, np.int64)
         self._tally = {"episodes": 0, "infeasible": 0, "step_over_bound": 0.0}
@@ -97,6 +98,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         env_ids = list(range(self.num_envs))
         self.episodes.start(env_ids, self._next_tasks(env_ids, (options or {}).get("instances")))
         self._ended[:] = False
+        self._over_bound = self.episodes.plan_ms / self.episodes.lower_bound_ms
         return self._observe(), {}
 
     @one_thread()
@@ -105,11 +107,11 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
         """Places the current unit of each episode that has not ended, or gives it an option."""
         episodes, active = self.episodes, ~(self._ended | self._idle)
-        before = episodes.plan_ms / episodes.lower_bound_ms
+        before = self._over_bound
         starting = self._ended.nonzero()[:, 0].tolist()
         instances = self._next_tasks(starting) if starting else ()
         episodes.place(torch.as_tensor(actions, dtype=torch.int64), active, starting, instances)
-        after = episodes.plan_ms / episodes.lower_bound_ms
+        after = self._over_bound = episodes.plan_ms / episodes.lower_bound_ms
         rewards = torch.where(active, self.reward.shaping(before, after), 0.0)
         self._return += rewards
         self._actions += active
@@ -130,6 +132,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def set_cost_model(self, model: CostModel) -> None:
         """Replaces the cost model, also for what is placed already."""
         self.episodes.set_oracle(EstimatedCosts(model, self.episodes.catalog.batch_size))
+        self._over_bound = self.episodes.plan_ms / self.episodes.lower_bound_ms
 
     def tally(self) -> dict[str, float]:
         """Returns statistics of the episodes that ended since the last call.
