@@ -171,21 +171,30 @@ class PolicyNetwork(nn.Module):
         score = self.score(mixed).squeeze(-1)
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
-        described = torch.cat([options, self.kinds.expand(len(options), -1, -1)], dim=2)
-        offered = self.option(described) + self.option_mixer(state_embedding)[:, None]
-        chosen = self.option_score(functional.relu(offered)).squeeze(-1)
         starts: Tensor | float = 1.0
+        deviation: Tensor | float = 1.0
         if variants is not None:
             learned, by_itself, by_elsewhere, starts = variants[:, :, None].unbind(1)
             itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
             elsewhere = by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE))
-            score, chosen = score * learned, chosen * learned
+            score, deviation = score * learned, learned
         greedy_cost = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_lowest(greedy_cost, allowed)
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
-        chosen = chosen + self._option_logits(parts, allowed, elsewhere, starts)
-        chosen = chosen.masked_fill(options[..., _MAY] <= 0, FORBIDDEN)
+        may = options[..., _MAY] > 0
+        chosen = torch.full(may.shape, FORBIDDEN, dtype=logits.dtype, device=logits.device)
+        if bool(may.any()):
+            offered = deviation * self._option_scores(options, state_embedding)
+            offered = offered + self._option_logits(parts, allowed, elsewhere, starts)
+            chosen = torch.where(may, offered, chosen)
         return torch.cat([logits, chosen], dim=1), state_embedding
+
+    def _option_scores(self, options: Tensor, state_embedding: Tensor) -> Tensor:
+        """Returns what is learned of options beyond the greedy policy: [envs, kinds]."""
+        described = torch.cat([options, self.kinds.expand(len(options), -1, -1)], dim=2)
+        offered = self.option(described) + self.option_mixer(state_embedding)[:, None]
+        scores: Tensor = self.option_score(functional.relu(offered)).squeeze(-1)
+        return scores
 
     @staticmethod
     def _over_lowest(costs: Tensor, allowed: Tensor) -> Tensor:
