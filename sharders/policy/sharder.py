@@ -8,6 +8,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.prediction import Placed, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.policy.files import Policy
+from autoshard.sharders.policy.groups import PIECES
 from autoshard.sharders.policy.rollouts import PolicyRollouts, Rollout
 from autoshard.sharders.search.local_search import LocalSearch, TaskSearch, step_of
 from autoshard.sharders.search.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
@@ -19,6 +20,7 @@ from autoshard.workload.plans.sharded import Sharded
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
+_MANY_TABLES = 2 * PIECES
 _NEAR = 1.01  # step over the best: such sets of options are worth rollouts
 _SAME = 0.002  # relative difference of expectations by which plans are as good
 # After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
@@ -123,10 +125,10 @@ class PolicySharder:
         return [Sharded.of_columns(sets.task, placed, start.options) for placed in found]
 
     def _plans_with_options(self, options: TableOptions) -> list[Sharded]:
-        """Returns plans in which the policy gives tables their options; none where that would be
-        in vain, or the task is so large that it is planned in groups.
+        """Returns plans in which the policy gives tables their options; none where tables have no
+        choice, or where there are so many that others plan in groups and bundles.
         """
-        if not options.any_choice:
+        if not options.any_choice or len(options.task.tables) >= _MANY_TABLES:
             return []
         with suppress(PlanError):
             task = options.columns_task(options.required)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tasks import GIANT, Tables, task_of
 
-from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.envs import Layout
 from autoshard.envs.observation import (
     DESCRIBED,
@@ -38,8 +38,11 @@ from autoshard.sharders import (
 )
 from autoshard.sharders.policy.network import PolicyNetwork, PolicyShape, PolicyVariant
 from autoshard.sharders.policy.rollouts import PolicyRollouts, RolloutConfig
+from autoshard.sharders.search.option_sets import OptionSets
 from autoshard.workload import (
     Device,
+    Link,
+    Objective,
     PlanError,
     ShardingPlan,
     ShardingTask,
@@ -375,3 +378,23 @@ def test_the_shipped_policy_serves_many_devices(oracle: EstimatedCosts, tables: 
     assert shipped.max_devices >= 128
     task = task_of(tables, 32)
     PolicySharder(shipped, oracle).shard(task).check(task)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_policy_s_own_choice_of_options_competes() -> None:
+    """It gives the largest table rows and small ones copies, table by table."""
+    link = Link(1e10, 3e-5)
+    drawn = tuple(load_tables("giants:200:3")[:60])
+    ample = ShardingTask(drawn, Device.uniform(8, 10**12), 4096, objective=Objective("step", link))
+    memory = int(sum(map(ample.table_bytes, drawn)) / 8 / 0.3)
+    task = replace(ample, devices=Device.uniform(8, memory))
+    oracle = EstimatedCosts(load_model("cpu").for_objective(task.objective, 8), 4096)
+    plan = PolicySharder(Policy.untrained(), oracle).shard(task)
+    plan.check(task)
+    assert plan.row_wise
+    assert plan.copied
+    greedy_ms = OptionSets(oracle, task).starts()[0].step_ms
+    assert oracle.step_ms(plan, task) < 0.96 * greedy_ms
+    columns = Policy(PolicyNetwork(PolicyShape(kinds=("split",))).as_greedy(), max_devices=8)
+    others = PolicySharder(columns, oracle).shard(task)
+    assert oracle.step_ms(plan, task) < 0.98 * oracle.step_ms(others, task)
