@@ -19,6 +19,8 @@ STAGES = 3  # forward (with backward, where they share a stage), backward, both 
 COST, DEVIATION = STAGES, STAGES + 1  # total of compute and all-to-alls; relative uncertainty
 PRICED = STAGES + 2  # entries for each device: its stages, COST and DEVIATION
 _NOW, _JOINED = 0, 1  # as the device is, and with the next unit
+_POWER = 12.0  # of norms over devices
+_MIN_SUM = 1e-24  # minimum sum of such powers
 _ABSENT = -1  # memory of a device that an episode does not have
 
 
@@ -214,3 +216,18 @@ class EpisodeDevices(PlacementState):
         self.described.flatten(0, 1).index_add_(0, where, described)
         priced = self.priced.flatten(0, 1)
         priced[where, _NOW] = priced[where, _JOINED]
+
+
+def powers(values: Tensor) -> Tensor:
+    """Returns the powers whose sums are those of norms over devices; of relative values near 1.
+
+    Unlike the maximum, a norm also falls where devices that are not the slowest become even.
+    """
+    squares = values * values
+    fourths = squares * squares
+    return fourths * fourths * fourths
+
+
+def root_of(sums: Tensor) -> Tensor:
+    """Returns the norms, given sums of powers."""
+    return sums.clamp_min(_MIN_SUM) ** (1 / _POWER)

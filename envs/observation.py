@@ -14,10 +14,9 @@ from torch import Tensor
 
 from autoshard.cost_model.networks.network import DIRECTIONS, TERMS
 from autoshard.envs.batched_env import BatchedPlacementEnv
-from autoshard.envs.devices import STAGES
+from autoshard.envs.devices import STAGES, powers, root_of
 from autoshard.envs.offers import OPTION_PARTS
 from autoshard.envs.options import OPTION_KINDS
-from autoshard.envs.soft_maximum import powers, root_of
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from autoshard.cost_model.step.common_price import NODES
 from autoshard.envs.catalog import TableCatalog
-from autoshard.envs.devices import STAGES
+from autoshard.envs.devices import STAGES, powers, root_of
 from autoshard.envs.episode_options import COLUMNS, EpisodeOptions
 from autoshard.envs.lookahead import largest_units_fit
 from autoshard.envs.options import NO_UNIT, OPTION_KINDS, SPLIT
-from autoshard.envs.soft_maximum import powers, root_of
 from autoshard.workload.plans.step_price import StepPrice
 
 # What an offered option would do. Milliseconds are relative to `even_split_ms`.
