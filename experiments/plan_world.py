@@ -1,24 +1,21 @@
 #!/usr/bin/env python
 """Plan the same tables for several numbers of devices: step time, throughput, memory and price."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 
-from autoshard.cost_model import CostModel
+from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.inputs import build_task, read_devices
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import PICTURES, check_file
+from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.console.side_by_side import processes_for, side_by_side
-from autoshard.experiments.explaining.plan_report import show
-from autoshard.experiments.explaining.world_report import NoPlan, World, WorldSizes
+from autoshard.experiments.explaining.plan_report import ReportPart, new_table, show
 from autoshard.sharders import (
     SHARDERS,
     check_takes_seconds,
@@ -33,19 +30,18 @@ from autoshard.workload import (
     Device,
     Objective,
     PlanError,
+    ShardingPlan,
     ShardingTask,
     UserError,
     documents,
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.packing.table_options import TableOptions
-from autoshard.workload.sizes import format_bytes
 
+WORLDS_SCHEMA = documents.Schema("autoshard.world_sizes", 2)
 _BATCH_SIZE = 1024
-_MAX_DEVICES = 2**12  # up to which the least number that fits is sought
-_MAX_BYTES = 2**50
-_PRECISION = 0.01  # of the memory that is needed
+_GB, _HOUR_MS = 2**30, 3.6e6
+_WORTH = 0.5  # of the throughput of a device before, that a device added has to bring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +84,6 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
     folder, else the shipped one."""
     store: Path = Path("costs.db")
     """SQLite file of measurements; those of these tables correct the predictions."""
-    picture: Path | None = None
-    """PNG or SVG file for a chart of throughput, and of price or efficiency."""
     json: Path | None = None
     """JSON file for the table."""
 
@@ -114,7 +108,6 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
             self.check_memory(self.devices_of(number))
             self.for_devices(number).build_objective(number)  # raises for wrong options
         self.check_machine(self.cost_model)
-        check_file(self.picture, "--picture", PICTURES)
         check_file(self.json, "--json")
 
     @property
@@ -161,9 +154,64 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
         return (self.dense_ms or 0.0) * samples[0] / samples[1]
 
 
+@dataclass(frozen=True)
+class World:
+    """A plan for a number of devices.
+
+    Args:
+        num_devices: Number of devices.
+        batch_size: Samples of a batch, of all devices together.
+        step_ms: Expected step time.
+        interval_90_ms: Its 90 % interval.
+        idle: Share of the step for which the mean device waits for the slowest ones.
+        full: Share of the memory of the fullest device, reserved memory included.
+        link: Link of all-to-alls; None if they do not count.
+    """
+
+    num_devices: int
+    batch_size: int
+    step_ms: float
+    interval_90_ms: tuple[float, float]
+    idle: float
+    full: float
+    link: str | None
+
+    @staticmethod
+    def of(
+        plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts, dense_ms: float
+    ) -> "World":
+        """Returns the world of a plan, whose price leaves out `dense_ms` of each step."""
+        cost, found = oracle.plan_cost(plan, task), StepPredictor(oracle, task).of(plan)
+        low, high = found.interval_ms
+        pairs = zip(task.devices, plan.device_bytes(task), strict=True)
+        return World(
+            len(task.devices),
+            task.batch_size,
+            found.expected_ms + dense_ms,
+            (low + dense_ms, high + dense_ms),
+            (cost.step_ms - cost.mean_ms) / (cost.step_ms + dense_ms),
+            max((size + device.reserved_bytes) / device.memory_bytes for device, size in pairs),
+            str(task.objective.link) if task.objective.exchanges(len(task.devices)) else None,
+        )
+
+    @property
+    def samples_s(self) -> float:
+        """Samples per second."""
+        return 1000 * self.batch_size / self.step_ms
+
+    @property
+    def of_a_device(self) -> float:
+        """Samples per second of a device."""
+        return self.samples_s / self.num_devices
+
+    def price(self, device_hour: float) -> float:
+        """Returns the price of a million samples, by that of a device for an hour."""
+        return 1e9 * device_hour / (_HOUR_MS * self.of_a_device)
+
+
 @one_thread()
 def main(config: PlanWorldConfig) -> None:
-    """Plans for each number of devices, and prints, draws and writes the table."""
+    """Plans for each number of devices, and prints and writes the table."""
     config.check()
     tables, numbers = load_tables(config.tables), config.numbers
     source = config.cost_model or cost_model_beside(config.policy)
@@ -175,107 +223,91 @@ def main(config: PlanWorldConfig) -> None:
     )  # fmt: skip
     if context.policy is not None:
         context.policy.check(numbers[-1])
-
-    def build(devices: tuple[Device, ...]) -> ShardingTask:
-        number = len(devices)
-        objective = objectives.get(number, objectives[numbers[-1]])
-        return build_task(
-            tables, devices, config.batch_of(number), model, objective, config.constraints
-        )
-
-    chooses_rows = spec_of(config.sharder).ways == "chosen"
-
-    def fits(number: int, memory_bytes: int) -> bool:
-        """Returns whether tables fit into so many equal devices, by rows if the sharder may."""
-        try:
-            TableOptions(build(Device.uniform(number, memory_bytes))).any_plan(chooses_rows)
-        except PlanError:
-            return False
-        return True
-
-    budget, processes = Budget(config.seconds), processes_for(len(numbers))
-    memory = config.devices_of(numbers[0])[0].memory_bytes
-
-    def plan(number: int) -> World | NoPlan:
-        try:
-            task = build(config.devices_of(number))
-            oracle = oracle_of(context.costs, task, config.store)
-            rounds = ceil((len(numbers) - numbers.index(number)) / processes)  # from this one on
-            of_number = replace(context, oracle=oracle, seconds=budget.part(1 / rounds).seconds)
-            plan = make_sharder(config.sharder, of_number).shard(task)
-            return World.of(plan, task, oracle, config.dense_of(number))
-        except PlanError as fault:
-            return NoPlan(number, _needed_bytes(fits, number, memory), str(fault))
-
-    worlds, missing = list[World](), list[NoPlan]()
+    budget, worlds, missing = Budget(config.seconds), list[World](), dict[int, PlanError]()
     with following(len(numbers), "numbers of devices planned") as step:
-        for found in side_by_side(plan, numbers):
-            worlds.append(found) if isinstance(found, World) else missing.append(found)
+        for place, number in enumerate(numbers):
+            try:
+                task = build_task(
+                    tables, config.devices_of(number), config.batch_of(number), model,
+                    objectives[number], config.constraints,
+                )  # fmt: skip
+                oracle = oracle_of(context.costs, task, config.store)
+                seconds = budget.part(1 / (len(numbers) - place)).seconds
+                of_number = replace(context, oracle=oracle, seconds=seconds)
+                plan = make_sharder(config.sharder, of_number).shard(task)
+                worlds.append(World.of(plan, task, oracle, config.dense_of(number)))
+            except PlanError as lack:
+                missing[number] = lack
             step()
-    lacking = [lack.num_devices for lack in missing if lack.needed_bytes is not None]
-    least = _least_devices(fits, lacking[-1], memory, worlds) if lacking else None
-    if least is not None and (of_node := config.devices_per_node or 1) < least:
-        least = -(-least // of_node) * of_node  # in full nodes
     if not worlds:
-        raise _no_plan(missing[-1], memory, least)
-    sizes = WorldSizes(worlds, missing, least, _workload(config, len(tables), objectives),
-                       config.device_hour)  # fmt: skip
-    show(sizes.parts())
-    if config.picture is not None:
-        sizes.picture(config.picture)
+        most = numbers[-1]
+        raise UserError(f"no plan for {_devices(most)}, nor for fewer: {missing[most]}")
+    cli.say(_title(config, len(tables), objectives[numbers[0]].name, worlds))
+    show(_report(worlds, missing, config.device_hour))
     if config.json is not None:
-        documents.write(config.json, sizes.to_json())
+        documents.write(config.json, WORLDS_SCHEMA.stamp({
+            "worlds": [asdict(world) | {"samples_s": world.samples_s} for world in worlds],
+            "missing": {str(number): str(lack) for number, lack in missing.items()},
+            "knee": knee_of(worlds).num_devices,
+        }))  # fmt: skip
 
 
-def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 0.0) -> int:
-    """Returns the least number that fits, to a relative precision; `low` does not, `high` does."""
-    while high - low > max(1, precision * low):
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+def knee_of(worlds: Sequence[World]) -> World:
+    """Returns the largest world whose added devices are worth it, each compared with the last such
+    one: a device added brings at least half of the throughput of a device there.
+    """
+    knee = worlds[0]
+    for world in worlds[1:]:
+        if gain(knee, world) >= _WORTH:
+            knee = world
+    return knee
 
 
-def _needed_bytes(fits: Callable[[int, int], bool], number: int, memory: int) -> int | None:
-    """Returns the bytes of a device with which tables fit; None if memory is not what lacks."""
-    if fits(number, memory) or not fits(number, _MAX_BYTES):
-        return None
-    high = 2 * memory
-    while not fits(number, high):
-        memory, high = high, 2 * high
-    return _least(memory, high, lambda size: fits(number, size), _PRECISION)
+def gain(before: World, world: World) -> float:
+    """Returns what each device added brings, over the throughput of a device before."""
+    added = world.num_devices - before.num_devices
+    return (world.samples_s - before.samples_s) / added / before.of_a_device
 
 
-def _least_devices(
-    fits: Callable[[int, int], bool], low: int, memory: int, worlds: Sequence[World]
-) -> int | None:
-    """Returns the least number of devices, more than `low`, into which tables fit; None if none."""
-    high = min((world.num_devices for world in worlds if world.num_devices > low), default=2 * low)
-    while high <= _MAX_DEVICES and not fits(high, memory):
-        low, high = high, 2 * high
-    if high > _MAX_DEVICES:
-        return None
-    return _least(low, high, lambda number: fits(number, memory))
-
-
-def _no_plan(lack: NoPlan, memory: int, least: int | None) -> UserError:
-    """Returns the error if there is no plan for any number of devices."""
-    if lack.needed_bytes is None:
-        return UserError(f"no plan for {lack.num_devices} devices: {lack.reason}")
-    more = "" if least is None else f", or take {least} devices"
-    return UserError(
-        f"no number of devices has a plan: each of {lack.num_devices} has {format_bytes(memory)} "
-        f"and needs {format_bytes(lack.needed_bytes)}: add memory{more}"
-    )
-
-
-def _workload(config: PlanWorldConfig, tables: int, objectives: Mapping[int, Objective]) -> str:
-    """Returns what all numbers of devices have in common."""
-    smallest, per_device = config.numbers[0], config.batch_per_device is not None
-    each = " on each device" if per_device else ""
+def _title(config: PlanWorldConfig, tables: int, objective: str, worlds: Sequence[World]) -> str:
+    """Returns the workload, and the links of all-to-alls."""
+    each = " on each device" if config.batch_per_device is not None else ""
     dense = f", {config.dense_ms:g} ms of dense part" if config.dense_ms else ""
-    dense += f" on {smallest}" if dense and not per_device else ""
-    name = objectives[smallest].name
-    return f"{tables} tables, batches of {config.batch_of(1):,} samples{each}, {name}{dense}"
+    links = dict[str, int]()
+    for world in worlds:
+        if world.link is not None:
+            links.setdefault(world.link, world.num_devices)
+    over = ", ".join(f"from {number} devices on over {link}" for link, number in links.items())
+    exchanges = f", all-to-alls {over}" if over else ""
+    samples = f"batches of {config.batch_of(1):,} samples{each}"
+    return f"{tables} tables, {samples}, {objective}{dense}{exchanges}"
+
+
+def _report(
+    worlds: Sequence[World], missing: Mapping[int, PlanError], hour: float | None
+) -> Iterator[ReportPart]:
+    """Yields the table, reasons for missing rows, and the knee."""
+    columns = ["devices", "step ms", "90% interval", "samples/s", "efficiency", "idle", "full"]
+    shown = new_table([*columns, *(["price/M"] if hour is not None else [])], texts=0)
+    for world in worlds:
+        low, high = world.interval_90_ms
+        row = [str(world.num_devices), f"{world.step_ms:,.2f}", f"{low:,.2f} to {high:,.2f}"]
+        row += [f"{world.samples_s:,.0f}", f"{world.of_a_device / worlds[0].of_a_device:.0%}"]
+        row += [f"{world.idle:.0%}", f"{world.full:.0%}"]
+        shown.add_row(*row, *([f"{world.price(hour):,.3g}"] if hour is not None else []))
+    yield shown
+    yield from (f"no plan for {_devices(number)}: {lack}" for number, lack in missing.items())
+    knee = knee_of(worlds)
+    line = f"knee: {knee.num_devices} devices, the most of which each one added brings at least "
+    line += "half of the throughput of one before"
+    if hour is not None:
+        cheapest = min(worlds, key=lambda world: world.price(hour))
+        line += f"; cheapest: {cheapest.num_devices} devices"
+    yield line
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ from formula import measurement
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.experiments import plan_world
-from autoshard.experiments.explaining.world_report import World, WorldSizes, gain
-from autoshard.experiments.plan_world import PlanWorldConfig
+from autoshard.experiments.plan_world import PlanWorldConfig, World, gain, knee_of
 from autoshard.sharders import Policy, SharderContext, make_sharder, save_policy
 from autoshard.workload import (
     Device,
     Link,
     Objective,
-    PlanError,
     Shard,
     ShardingTask,
     UserError,
@@ -60,22 +58,12 @@ def outcome(config: PlanWorldConfig) -> dict[str, Any]:
     return told
 
 
-def fits(devices: int, memory_bytes: float) -> bool:
-    context = SharderContext(oracle_of())
-    try:
-        make_sharder("cost_fused_search", context).shard(task_of(devices, int(memory_bytes)))
-    except PlanError:
-        return False
-    return True
-
-
 def test_each_number_of_devices_has_the_plan_of_its_own(tmp_path: Path) -> None:
     """As a user runs it, with what is shipped and a price."""
     done = run(
         "plan_world.py",
         f"--tables {TABLES} --num-devices 4,1,2 --memory-gb 1 --link {LINK} --no-probe "
-        "--objective operators --sharder cost_fused --device-hour 3.6 --json out.json "
-        "--picture worlds.png",
+        "--objective operators --sharder cost_fused --device-hour 3.6 --json out.json",
         tmp_path,
     )
     told = json.loads((tmp_path / "out.json").read_text())
@@ -92,19 +80,20 @@ def test_each_number_of_devices_has_the_plan_of_its_own(tmp_path: Path) -> None:
         assert world["step_ms"] == pytest.approx(found.expected_ms)
         assert world["interval_90_ms"] == pytest.approx(found.interval_ms)
         assert world["idle"] == pytest.approx(1 - cost.balance)
-        assert (world["memory_bytes"], world["full"]) == (fullest, pytest.approx(fullest / GB))
+        assert world["full"] == pytest.approx(fullest / GB)
         assert world["samples_s"] == pytest.approx(speed)
-        assert world["efficiency"] == pytest.approx(speed / number / first)
-        assert world["price_of_million"] == pytest.approx(1e6 * number * 0.001 / speed)
-        row = rf"^ +{number} +{found.expected_ms:.2f} .* {speed:,.0f} .*\({fullest / GB:.0%}\)"
+        price = f"{1e6 * number * 0.001 / speed:,.3g}"
+        row = (
+            rf"^ +{number} +{found.expected_ms:.2f} .* {speed:,.0f} +{speed / number / first:.0%} "
+        )
+        row += rf".* {fullest / GB:.0%} +{price}$"
         assert re.search(row, done.stdout, re.MULTILINE), done.stdout
     assert (
-        f"24 tables, batches of 1,024 samples, operators, all-to-alls over {Link.parse(LINK)}"
-        in (" ".join(done.stdout.split()))
+        "24 tables, batches of 1,024 samples, operators, all-to-alls from 2 devices on over "
+        f"{Link.parse(LINK)}" in (" ".join(done.stdout.split()))
     )
-    cheapest = min(told["worlds"], key=lambda world: world["price_of_million"])
-    assert f"cheapest: {cheapest['num_devices']} devices, " in done.stdout
-    assert (tmp_path / "worlds.png").read_bytes().startswith(b"\x89PNG")
+    cheapest = min(told["worlds"], key=lambda world: world["num_devices"] / world["samples_s"])
+    assert f"cheapest: {cheapest['num_devices']} devices" in done.stdout
 
 
 def test_the_dense_part_is_in_proportion_to_a_rank_s_samples(config: PlanWorldConfig) -> None:
@@ -137,8 +126,7 @@ def test_on_gpus_by_their_data_sheet_links_differ(
     told, beside = outcome(changed), outcome(replace(changed, dense_ms=5))
     inside = "450 GB/s, 20 us"
     among = f"{inside} inside nodes of 8 devices, 50 GB/s, 20 us between them"
-    links = [(world["link"], world["nodes"]) for world in told["worlds"]]
-    assert links == [(inside, 1), (inside, 1), (among, 2)]
+    assert [world["link"] for world in told["worlds"]] == [inside, inside, among]
     added = [
         b["step_ms"] - a["step_ms"] for a, b in zip(told["worlds"], beside["worlds"], strict=True)
     ]
@@ -152,79 +140,15 @@ def test_on_gpus_by_their_data_sheet_links_differ(
     for corrected, before in zip(outcome(changed)["worlds"], told["worlds"], strict=True):
         assert corrected["step_ms"] > 5 * before["step_ms"]
     said = " ".join(capsys.readouterr().out.split())
-    assert f"over {inside}, from 16 devices over {among}" in said
+    assert f"from 2 devices on over {inside}, from 16 devices on over {among}" in said
     assert said.count("does not know what training takes") == 3  # once for each command
 
 
 def test_planning_can_be_limited(config: PlanWorldConfig) -> None:
-    told = outcome(replace(config, seconds=0.3, picture=config.store.with_name("a.svg")))
-    assert len(told["worlds"]) == 3
-    assert "<svg" in config.store.with_name("a.svg").read_text()
+    assert len(outcome(replace(config, seconds=0.3))["worlds"]) == 3
 
 
-def test_too_little_memory_names_the_least_that_fits(
-    config: PlanWorldConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = task_of(1)
-    size = sum(map(task.table_bytes, task.tables))
-    little = size / 5.5 / GB
-    told = outcome(replace(config, memory_gb=str(little), num_devices="2,8"))
-    (lack,) = told["missing"]
-    assert lack["num_devices"] == 2
-    assert fits(2, lack["needed_bytes"])
-    assert not fits(2, lack["needed_bytes"] / 1.02)
-    least = told["least_devices"]
-    assert 2 < least <= 8
-    assert fits(least, little * GB)
-    assert not fits(least - 1, little * GB)
-    said = capsys.readouterr().out
-    assert re.search(r"^ +2 +no plan +needs 0\.1$", said, re.MULTILINE)
-    assert f"the least number of devices whose memory suffices: {least}" in said
-    assert "there is a plan for one number of devices only" in said
-
-
-def test_memory_that_is_needed_is_by_rows_and_with_constraints(
-    config: PlanWorldConfig, tmp_path: Path
-) -> None:
-    """A table of four columns is larger than any device's memory."""
-    rows = ["name,rows,dim,pooling_factor", "narrow,1000000,4,1.0"]
-    (tmp_path / "tables.csv").write_text("\n".join([*rows, "other,1000,16,1.0"]))
-    config = replace(config, tables=str(tmp_path / "tables.csv"), memory_gb="0.004")
-    told = outcome(replace(config, num_devices="2,8"))
-    size = 1e6 * (4 + 1) * 4  # with row-wise Adagrad's state
-    (lack,) = told["missing"]
-    assert size / 2 < lack["needed_bytes"] < 0.6 * size
-    assert told["least_devices"] == 5
-    (tmp_path / "rules.yaml").write_text("tables: {narrow: {ways: [table_wise, column_wise]}}")
-    ruled = replace(config, num_devices="2", constraints=tmp_path / "rules.yaml")
-    with pytest.raises(
-        UserError, match=r"each of 2 has 4.096 MiB and needs (\d+\.\d+) MiB"
-    ) as error:
-        plan_world.main(ruled)
-    needs = float(str(error.value).split("needs ")[1].split(" MiB")[0])
-    assert size < needs * 2**20 < 1.1 * size
-
-
-def test_no_plan_at_all_ends_with_one_line(config: PlanWorldConfig, tmp_path: Path) -> None:
-    done = run(
-        "plan_world.py",
-        f"--tables {TABLES} --num-devices 1,2 --memory-gb 0.01 --link {LINK} --no-probe",
-        tmp_path,
-        code=2,
-    )
-    line = done.stderr.splitlines()[-1]  # after notes
-    found = re.fullmatch(
-        r"no number of devices has a plan: each of 2 has 10\.240 MiB and needs ([\d.]+) MiB: "
-        r"add memory, or take (\d+) devices",
-        line,
-    )
-    assert found is not None, line
-    assert fits(2, float(found[1]) * 2**20)
-    assert fits(int(found[2]), 0.01 * GB)
-    assert not fits(int(found[2]) - 1, 0.01 * GB)
-
-
-def test_constraints_of_which_one_number_has_no_plan(
+def test_a_number_without_a_plan_says_why(
     config: PlanWorldConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [table.name for table in load_tables(TABLES)[:3]]
@@ -233,34 +157,35 @@ def test_constraints_of_which_one_number_has_no_plan(
     config = replace(config, constraints=rules, num_devices="2,4")
     told = outcome(config)
     assert [world["num_devices"] for world in told["worlds"]] == [4]
-    assert told["missing"][0]["needed_bytes"] is None
-    assert told["least_devices"] is None
-    assert "2 devices: the constraint 'big: apart' cannot be kept" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no plan for 2 devices: the constraint 'big: apart'"):
-        plan_world.main(replace(config, num_devices="2"))
+    assert list(told["missing"]) == ["2"]
+    why = "no plan for 2 devices: the constraint 'big: apart' cannot be kept"
+    assert why in capsys.readouterr().out
+
+
+def test_no_plan_at_all_ends_with_one_line(tmp_path: Path) -> None:
+    done = run(
+        "plan_world.py",
+        f"--tables {TABLES} --num-devices 1,2 --memory-gb 0.01 --link {LINK} --no-probe",
+        tmp_path,
+        code=2,
+    )
+    line = done.stderr.splitlines()[-1]  # after notes
+    assert re.match(r"no plan for 2 devices, nor for fewer: .* MiB", line), line
 
 
 def test_the_knee_is_where_devices_bring_less_than_half() -> None:
-    def worlds(**speeds: float) -> WorldSizes:
-        made = [
-            World(int(name[1:]), 1, 1000, 1e6 / speed, (1.0, 2.0), 0.0, 1, 0.5, None)
+    def worlds(**speeds: float) -> list[World]:
+        return [
+            World(int(name[1:]), 1000, 1e6 / speed, (1.0, 2.0), 0.0, 0.5, None)
             for name, speed in speeds.items()
         ]
-        return WorldSizes(made, [], None, "", None)
 
-    assert worlds(n1=1, n2=1.6, n4=2.7, n8=3.5).knee.num_devices == 4
-    assert worlds(n1=1, n2=1.5, n4=3).knee.num_devices == 4  # just half is enough
-    assert worlds(n8=8, n16=7, n32=30).knee.num_devices == 32  # beyond a fall
-    assert worlds(n8=8, n16=7, n32=12).knee.num_devices == 8
-    found = worlds(n8=8, n16=7, n32=14)
-    assert gain(found.worlds[0], found.worlds[2]) == pytest.approx(0.25)
-    *_, line = found.parts()
-    assert line == (
-        "knee: 8 devices: each one added brings less than half of the throughput of one there (at "
-        "most 25%, up to 32)"
-    )
-    *_, line = worlds(n1=1, n2=2).parts()
-    assert str(line).startswith("knee: none up to 2 devices: ")
+    assert knee_of(worlds(n1=1, n2=1.6, n4=2.7, n8=3.5)).num_devices == 4
+    assert knee_of(worlds(n1=1, n2=1.5, n4=3)).num_devices == 4  # just half is enough
+    assert knee_of(worlds(n8=8, n16=7, n32=30)).num_devices == 32  # beyond a fall
+    assert knee_of(worlds(n8=8, n16=7, n32=12)).num_devices == 8
+    first, _, last = worlds(n8=8, n16=7, n32=14)
+    assert gain(first, last) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +212,6 @@ def test_the_knee_is_where_devices_bring_less_than_half() -> None:
         ({"sharder": "best"}, "sharder 'best' is not one of"),
         ({"seconds": 0.0}, "--seconds must be more than 0"),
         ({"seconds": 1.0, "sharder": "dim"}, "--seconds is not supported by sharder dim"),
-        ({"picture": Path("worlds.pdf")}, "name a file that ends in .png or .svg for --picture"),
         ({"json": Path("/proc/none/out.json")}, "cannot be written"),
         ({"hardware": "h100-80gb", "probe": True, "memory_gb": "96"}, "--memory-gb 96 is more"),
     ],

@@ -180,18 +180,17 @@ class TableOptions:
         placed = sharder.shard(task).placed(task) if task.tables else []
         return Sharded.of_columns(self.task, placed, options)
 
-    def any_plan(self, rows: bool = True, caches: bool = True) -> Sharded:
+    def any_plan(self, caches: bool = True) -> Sharded:
         """Returns any plan that fits into memory.
 
         Args:
-            rows: Whether large tables may be by rows where no plan fits without.
             caches: Whether tables may be in host memory then.
 
         Raises:
             PlanError: There is none, by the required options.
         """
         lack: PlanError | None = None
-        for some in (self.required, *(self.within_memory(caches) if rows else ())):
+        for some in (self.required, *self.within_memory(caches)):
             try:
                 task = self.columns_task(some)
                 return Sharded.of_columns(
