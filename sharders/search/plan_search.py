@@ -14,6 +14,7 @@ from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
+_LEADING = 0.98  # of the slowest device: such devices hold up the step together
 _MIN_OPTION_GAIN = 1e-3  # relative
 _MOVES = 256  # priced at a step, those with the best estimates
 _SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
@@ -61,13 +62,21 @@ class PlanSearch(SearchState):
             if time_is_up() or not (
                 self._apply_best(self.moves(), _MIN_GAIN)
                 or self._apply_best(self.swaps(), _MIN_GAIN)
-                or (split and self._apply_best(self.splits(first_is_paid=True), _MIN_SPLIT_GAIN))
+                or (split and self._apply_best(self.splits(first_is_paid=True), self._split_gain))
                 or (
                     options is not None
                     and self._apply_best(self.other_options(options), _MIN_OPTION_GAIN)
                 )
             ):
                 return
+
+    @property
+    def _split_gain(self) -> float:
+        """The least gain of a split, relative. Where several devices are the slowest, each has to
+        be relieved before the step gets shorter, so that a split brings its share of that.
+        """
+        means = self._means[:, self._longest[0]]
+        return _MIN_SPLIT_GAIN / int((means >= _LEADING * means.max()).sum())
 
     def _apply_best(self, choices: Choices, min_gain: float) -> bool:
         """Applies the best step if it improves the objective; returns whether it does."""

@@ -199,3 +199,17 @@ def test_steps_between_all_options_are_priced_as_the_plans_that_they_lead_to(nod
         plan.check(task)
         assert search.step_ms == pytest.approx(oracle.step_ms(plan, task), rel=1e-5)
     assert len(seen) >= 5
+
+
+def test_devices_that_are_the_slowest_together_are_all_relieved() -> None:
+    """A split relieves one of them, which alone shortens no step."""
+    tables = tuple(EmbeddingTable(f"t{number}", 10_000, 128, 4.0) for number in range(12))
+    objective = Objective("operators", Link(1e8, 1e-5))  # so slow that columns count
+    task = ShardingTask(tables, Device.uniform(48, 2**40), 4096, objective=objective)
+    oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 48), 4096)
+    start = ShardingPlan.table_wise(task, list(range(12)))
+    search = PlanSearch(oracle.expectation(), task, 12.0, Sharded.of(start, task))
+    before_ms = search.step_ms
+    search.descend(split=True)
+    assert search.step_ms < 0.5 * before_ms
+    assert oracle.step_ms(search.sharded().plan(task), task) == pytest.approx(search.step_ms)
