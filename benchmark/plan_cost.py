@@ -248,9 +248,9 @@ def measure_plan(
     plan.check(task)
     if plan.has_copies:
         raise copies_uncounted(plan, task)
-    for table in plan.cached_rows:
+    if cached := plan.cached_rows:
         raise MeasurementError(
-            f"table {table} is in host memory, and shards are measured in device "
+            f"table {next(iter(cached))} is in host memory, and shards are measured in device "
             "memory alone: price the plan by a data sheet"
         )
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))

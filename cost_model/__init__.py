@@ -4,7 +4,7 @@ May import `benchmark` and `workload`. Exports the model (`CostModel`: a `Comput
 links), the oracle over it (`EstimatedCosts`), corrections by measured tables (`TableResiduals`),
 step time under uncertainty (`StepPredictor`), explanations (`slowest_by_phase`), training data
 (`CostDataset`), checkpoints, and models of other machines (`Machines`, `on_machine`). The module
-`placement_state` prices plans that are being built.
+`pricing.placement_state` prices plans that are being built.
 """
 
 from typing import TYPE_CHECKING

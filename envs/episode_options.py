@@ -62,7 +62,7 @@ class EpisodeOptions(EpisodeDevices):
         self.splits = torch.zeros(num_envs, dtype=torch.int64)
         self.common_ms = torch.zeros(num_envs)
         self.any_options = self._any_common = False
-        self.loads = np.zeros((num_envs, NODES + max_devices // 2 + 1))
+        self.loads = np.zeros((num_envs, NODES + max_devices))
         self._rates = np.zeros((num_envs, _RATES))
         self._base_ms = np.zeros(num_envs)
         self.numbers = torch.arange(max_devices)

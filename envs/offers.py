@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.step.common_price import NODES
+from autoshard.cost_model.step.common_price import OWN_MS
 from autoshard.envs.catalog import TableCatalog
 from autoshard.envs.devices import STAGES, powers, root_of
 from autoshard.envs.episode_options import COLUMNS, EpisodeOptions
@@ -179,7 +179,7 @@ class EpisodeOffers(EpisodeOptions):
         may = known.may[key] & self.kinds_taken
         if not bool(may.any()):
             return may
-        own_ms = torch.from_numpy(known.loads[self.tasks.numpy(), units.numpy()][..., NODES - 1])
+        own_ms = torch.from_numpy(known.loads[self.tasks.numpy(), units.numpy()][..., OWN_MS])
         costly = rise_ms >= _MIN_ROWS_COST * self.even_split_ms
         cheap = own_ms < (rise_ms / self.num_devices)[:, None]
         return may & ((costly | lost)[:, None] | (cheap & (known.copies_bytes[key] > 0)))

@@ -294,6 +294,5 @@ class OptionCatalog:
 
 def options_without_rules(task: ShardingTask, oracle: EstimatedCosts) -> TableOptions:
     """Returns the options of tables that a cost model prices."""
-    objective = task.objective
-    counts = objective.in_training or objective.counts_exchanges
-    return TableOptions(task, copies=oracle.copies is not None, rows=counts)
+    copies, rows = oracle.copies is not None, task.objective.prices_rows
+    return TableOptions(task, copies=copies, rows=rows)

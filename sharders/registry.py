@@ -163,9 +163,9 @@ def spec_of(name: str) -> SharderSpec:
     words = name.removeprefix(f"{plain}_").split("_")
     if words == [_ALL]:
         words = list(spec.words)
-    if unknown := [word for word in words if word not in spec.words]:
-        known = " or ".join([", ".join(spec.words), _ALL])
-        raise UserError(f"sharder {name!r}: {plain}_ takes {known}, not {unknown[0]!r}")
+    if set(words) - set(spec.words) or len(set(words)) < len(words):
+        known = f"{_ALL}, or some of {', '.join(spec.words)}"
+        raise UserError(f"sharder {name!r}: after {plain}_ comes {known}, each once")
     return replace(spec, make=lambda context: spec.make(context, *words))
 
 

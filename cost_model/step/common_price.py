@@ -15,11 +15,11 @@ from autoshard.cost_model.step.option_overheads import row_loads
 from autoshard.cost_model.step.overhead import StepOverhead, splits_of
 from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.plans.step_price import FurtherExchanges, copies_uncounted
+from autoshard.workload.plans.step_price import FurtherExchanges, copies_uncounted, first_copy
 from autoshard.workload.ways.option import Options, ShardingOption
 
 # Loads of an option: which kind it is of, its own milliseconds, and its columns on each node.
-_COLUMNS, _ROWS, _NODE_ROWS, _COPIES, _OWN_MS = range(5)
+_COLUMNS, _ROWS, _NODE_ROWS, _COPIES, OWN_MS = range(5)
 NODES = 5  # the first load of a node
 
 
@@ -76,8 +76,8 @@ class CommonRates:
             loads: Sums over all tables, [..., loads].
             splits: Slices of outputs that are more than one for a feature, [...], or a number.
         """
-        columns, rows, node_rows, copies = np.moveaxis(loads[..., :_OWN_MS], -1, 0)
-        found = loads[..., _OWN_MS] + np.zeros(np.shape(splits))
+        columns, rows, node_rows, copies = np.moveaxis(loads[..., :OWN_MS], -1, 0)
+        found = loads[..., OWN_MS] + np.zeros(np.shape(splits))
         found = found + self.exchanges.ms(columns > 0, rows > 0, node_rows > 0, loads[..., NODES:])
         if self.overhead is None:
             return np.asarray(found)
@@ -115,7 +115,7 @@ class CommonPrice:
     """
 
     def __init__(self, overhead: StepOverhead | None, task: ShardingTask) -> None:
-        self.task = self._task = task
+        self.task = task
         self._ranks, self._per_node = len(task.devices), len(task.devices) // task.nodes
         self._tables = {table.name: table for table in task.tables}
         self.rates = CommonRates.of(
@@ -139,14 +139,14 @@ class CommonPrice:
 
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
-        found, whole = np.zeros(NODES + self._task.nodes), self._tables[table]
+        found, whole = np.zeros(NODES + self.task.nodes), self._tables[table]
         if option.copied:
-            found[_COPIES], found[_OWN_MS] = 1.0, self._copies_ms[table]
+            found[_COPIES], found[OWN_MS] = 1.0, self._copies_ms[table]
             return found
-        found[_OWN_MS] = self._sharded_ms[table]
+        found[OWN_MS] = self._sharded_ms[table]
         if option.hot_rows is not None:
             found[_COPIES] = float(option.hot_rows > 0)
-            found[_OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
+            found[OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
         if option.by_columns:
             found[_COLUMNS] = 1.0
             return found
@@ -156,15 +156,15 @@ class CommonPrice:
             columns = whole.whole().output_width
             found[NODES + option.first // self._per_node] = columns
         if self._overhead is not None:
-            loads = row_loads(self._task, {table: option.row_blocks}, ())
-            found[_OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
+            loads = row_loads(self.task, {table: option.row_blocks}, ())
+            found[OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
         return found
 
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
-        found = np.zeros(NODES + self._task.nodes)
+        found = np.zeros(NODES + self.task.nodes)
         found[_COLUMNS] = sum(table not in options for table in self._tables)
-        found[_OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
+        found[OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
         for table, option in options.items():
             found += self.loads(table, option)
         return found
@@ -184,17 +184,14 @@ class CommonPrice:
                 if 1 < each.row_blocks < ranks:
                     columns = each.width * self._tables[each.table].features
                     loads[NODES + each.device // self._per_node] += columns
-        return float(self.ms(loads, splits_of(plan.placed(self._task))))
+        return float(self.ms(loads, splits_of(plan.placed(self.task))))
 
     def _copies_unknown(self, plan: ShardingPlan) -> UserError:
         if self._overhead is None:
-            return copies_uncounted(plan, self._task)
-        table = next(
-            name for name, option in plan.options.items() if option.copied or option.hot_rows
-        )
+            return copies_uncounted(plan, self.task)
         return UserError(
-            f"table {table} is copied to all devices, and the cost model does not know what copies "
-            "take: rehearse.py --num-copying measures it"
+            f"{first_copy(plan)}, and the cost model does not know what copies take: rehearse.py "
+            "--num-copying measures it"
         )
 
     def ms(self, loads: Floats, splits: Ints | int = 0) -> Floats:
@@ -212,19 +209,19 @@ class CommonPrice:
         """Returns what each table that is not copied adds on all devices, [tables]."""
         if self._overhead is None:
             return np.zeros(len(tables))
-        return self._overhead.common_ms_of(tables, self._task)
+        return self._overhead.common_ms_of(tables, self.task)
 
     def _of_copies(self, tables: Sequence[EmbeddingTable]) -> Floats:
         """Returns what a copy of each table takes, [tables]; infinite where that is unknown."""
         if self._overhead is None or self._overhead.copies is None:
             return np.full(len(tables), np.inf)
-        return self._overhead.copies.each_ms(self._task, tables)
+        return self._overhead.copies.each_ms(self.task, tables)
 
     def _numbered_ms(self, table: EmbeddingTable, hot_rows: int, option: ShardingOption) -> float:
         """Returns what a table with hot rows, or with none and hashed ids, adds on all devices, but
         for how it is sharded.
         """
-        task, batch = self._task, self._task.batch_size
+        task, batch = self.task, self.task.batch_size
         copies, held = option.copies(table, batch), option.held(table, batch)
         found_ms = float(self._of_copies(copies).sum() + self._of_sharded([held]).sum())
         if self._overhead is None:

@@ -8,8 +8,8 @@ lengths that it receives from other ranks, where the network between them counts
 is the same on all devices. It depends on the task and on splits: once a table is in parts, TorchRec
 puts all outputs in order anew, and each further slice of them adds a little.
 
-The coefficients are fitted to rehearsals of random plans (`overhead_fit`), in turns, and belong to
-a kind of hardware as the cost model does.
+The coefficients are fitted to rehearsals of random plans (`learning.overheads`), in turns, and
+belong to a kind of hardware as the cost model does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

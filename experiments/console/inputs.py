@@ -110,8 +110,12 @@ def read_plan(
                 f"is the plan of one of {plan.replicas.count} replica groups, which this command "
                 "does not read: give a plan for all devices"
             )
-        if any_devices and plan.num_devices != len(task.devices):
+        if fitting and not (any_devices and plan.num_devices != len(task.devices)):
+            plan.check(task)
+            return plan
+        if plan.num_devices != len(task.devices) and any_devices:
             plan.check_columns(task.tables)
         else:
-            (plan.check if fitting else plan.check_places)(task)
+            plan.check_places(task)
+        plan.check_options(task)
     return plan

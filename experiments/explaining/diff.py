@@ -1,7 +1,7 @@
 """The difference of two plans: moves, change of the step time, and when moving has paid off."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,11 +10,30 @@ from autoshard.experiments.explaining.plan_report import ReportPart, format_colu
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.plans.moves import Move, Traffic, moved_bytes, traffic_of
+from autoshard.workload.tables.table import HOT
 from autoshard.workload.ways import WAYS
 
 DIFF_SCHEMA = Schema("autoshard.plan_diff", 1)
 _MB, _GB = 1e6, 1e9  # decimal, as for links
 _SHOWN = 20  # moves
+
+
+def changes_of_options(old: ShardingPlan, new: ShardingPlan) -> dict[str, tuple[int, int]]:
+    """Returns how many tables come to be sharded in each way, and how many no longer are; of tables
+    with another number of rows in the same way, both.
+    """
+    was, now, found = old.all_options(), new.all_options(), dict[str, tuple[int, int]]()
+    for way in WAYS:
+        before, after = (
+            {
+                (name, way.rows_of(option))
+                for name, option in options.items()
+                if way.taken_by(option)
+            }
+            for options in (was, now)
+        )
+        found[way.name] = len(after - before), len(before - after)
+    return found
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,7 @@ class PlanDiff:
     @property
     def steps(self) -> int | None:
         """Steps after which moving has paid off; None if it never does."""
-        if not self.moves:
+        if not self.moves and (self.gain_ms >= 0 or not any(map(any, self.ways.values()))):
             return 0
         return math.ceil(1000 * self.moving_s / self.gain_ms) if self.gain_ms > 0 else None
 
@@ -94,11 +113,11 @@ class PlanDiff:
         for way, (come, go) in self.ways.items():
             if come or go:
                 yield f"{way}: {come} tables come, {go} go"
-        if self.moves or any(map(any, self.ways.values())):
+        if self.moves:
             yield from self._moves()
         else:
             yield "nothing moves: each column stays on its device"
-            if before == devices:
+            if before == devices and not any(map(any, self.ways.values())):
                 return
         than = self.new.over(self.old)
         yield (
@@ -106,7 +125,7 @@ class PlanDiff:
             f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
             f"faster with probability {than.probability:.2f}"
         )
-        if before != devices and not self.moves:
+        if not self.moves:
             return
         name, busiest = max(zip(names, self.traffic, strict=True), key=lambda pair: pair[1].most)
         line = (
@@ -137,8 +156,9 @@ class PlanDiff:
         if others := largest[_SHOWN:]:
             size = f"{moved_bytes(others) / _MB:,.1f}"
             shown.add_row(f"and {len(others)} more", "", "", "", size)
+        moving = {table_of(move.table, tables) for move in self.moves}
         yield (
-            f"what moves: {len({move.table for move in self.moves})} of {len(tables)} tables, "
+            f"what moves: {len(moving)} of {len(tables)} tables, "
             f"{moved_bytes(self.moves) / _MB:,.1f} MB of weights and optimizer state"
         )
         yield shown
@@ -148,6 +168,11 @@ class PlanDiff:
         yield shown
 
 
+def table_of(moved: str, tables: Collection[str]) -> str:
+    """Returns the table that moves, whose hot rows have a name of their own."""
+    return moved if moved in tables else moved.removesuffix(HOT)
+
+
 def _format(prediction: StepPrediction) -> str:
     low, high = prediction.interval_ms
     return f"{prediction.expected_ms:.2f} ms (90% interval {low:.2f} to {high:.2f})"
@@ -155,15 +180,3 @@ def _format(prediction: StepPrediction) -> str:
 
 def _prediction_json(prediction: StepPrediction) -> dict[str, Any]:
     return {"expected_ms": prediction.expected_ms, "interval_90_ms": list(prediction.interval_ms)}
-
-
-def changes_of_options(old: ShardingPlan, new: ShardingPlan) -> dict[str, tuple[int, int]]:
-    """Returns how many tables come to be sharded in each way, and how many no longer are."""
-    found = dict[str, tuple[int, int]]()
-    for way in WAYS:
-        was, now = (
-            {name for name, option in plan.all_options().items() if way.taken_by(option)}
-            for plan in (old, new)
-        )
-        found[way.name] = len(now - was), len(was - now)
-    return found

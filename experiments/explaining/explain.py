@@ -26,7 +26,9 @@ _ELSEWHERE = 5  # tables shown that are on other devices
 def explanation(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
 ) -> Iterator[ReportPart]:
-    """Yields all parts of the explanation; copies are alike on all devices, and rows are there."""
+    """Yields all parts of the explanation: of columns and blocks of rows, as copies are on all
+    devices alike.
+    """
     if plan.placements:
         yield from phases(oracle, task, plan)
     if task.nodes > 1:

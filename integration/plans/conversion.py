@@ -84,12 +84,7 @@ def plan_of_tables(
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
     pieces = pieces_of(plan, tables, ranks)
     types = sharding_types(pieces, tables, ranks)
-    cached = plan.cached_rows
-    if cached and device == "cpu":
-        raise PlanError(
-            f"the plan keeps table {next(iter(cached))} in host memory with a cache on its "
-            "device, which TorchRec has for GPUs alone: make a plan without --host-memory-gb"
-        )
+    cached = cached_rows_on(device, plan)
     for name, table in tables.items():
         module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
         module[table.config.name] = (
@@ -101,6 +96,22 @@ def plan_of_tables(
             module[table.config.name].compute_kernel = kernel_of(cached[name])
             module[table.config.name].cache_params = cache_of(table.described(), cached[name])
     return torchrec.ShardingPlan(dict(modules))
+
+
+def cached_rows_on(device: str, plan: ShardingPlan) -> dict[str, int]:
+    """Returns `plan.cached_rows`; PlanError if there are any and devices have no such kernels.
+
+    Args:
+        device: torch's type of the devices.
+        plan: The plan.
+    """
+    cached = plan.cached_rows
+    if cached and device == "cpu":
+        raise PlanError(
+            f"the plan keeps table {next(iter(cached))} in host memory with a cache on its "
+            "device, which TorchRec has for GPUs alone: make a plan without --host-memory-gb"
+        )
+    return cached
 
 
 def with_hot_tables(plan: ShardingPlan) -> ShardingPlan:

@@ -26,12 +26,14 @@ from autoshard.integration.plans.conversion import (
     COPIED,
     DENSE,
     FUSED,
+    cached_rows_on,
     check_hot_rows,
     parts_of,
     pieces_of,
     sharding_types,
     with_hot_tables,
 )
+from autoshard.integration.plans.slower_memory import cache_of, kernel_of
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import ShardingPlan
@@ -142,13 +144,16 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         plan = with_hot_tables(plan)
         pieces = pieces_of(plan, self._tables, self._topology.world_size)
         types = sharding_types(pieces, self._tables, self._topology.world_size)
-        made = []
+        cached, made = cached_rows_on(self._topology.compute_device, plan), []
         for option in proposal:
             name = name_of(option.path, option.name)
             if name in plan.copied:
                 made.append(_copied(option, self._topology.world_size))
             else:
                 made.append(_placed(option, types[name], FUSED, pieces[name]))
+            if name in cached:
+                made[-1].compute_kernel = kernel_of(cached[name])
+                made[-1].cache_params = cache_of(self._tables[name].described(), cached[name])
         self._enumerator.populate_estimates(made)
         _take_storage(made, copy.deepcopy(storage_constraint))
         return made

@@ -18,7 +18,6 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.step.common_price import CommonPrice
 from autoshard.sharders.heuristics.cost_greedy import FusedGreedySharder
 from autoshard.sharders.heuristics.split_greedy import split_greedy
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
@@ -105,17 +104,15 @@ class OptionSets:
         self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
-        objective = task.objective
-        counts = objective.in_training or objective.counts_exchanges
         self.options = TableOptions(
             task,
             copies=oracle.copies is not None,
-            rows=counts,
+            rows=task.objective.prices_rows,
             hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
             hash_ids=resources.hash_ids,
             host_bytes=resources.host_bytes,
         )
-        self._common = CommonPrice(oracle.model.counted_overhead, task)
+        self._common = oracle.common(task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
 
     def starts(self) -> list[Start]:

@@ -18,7 +18,6 @@ _LEADING = 0.98  # of the slowest device: such devices hold up the step together
 _MIN_OPTION_GAIN = 1e-3  # relative
 _MOVES = 256  # priced at a step, those with the best estimates
 _SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
-_HOMES = 4  # devices that are tried for a table that is in columns again
 _TRIES = 3  # steps to another option that are tried, from the best, until one helps
 _FLIPPED = 16  # tables whose options may change at a step
 _MIN_FLIPPED = 0.2  # of what the mean device takes

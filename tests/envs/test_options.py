@@ -31,6 +31,7 @@ LINK = Link(1e10, 3e-5)
 OBJECTIVES = {
     "step": Objective("step", LINK),
     "nodes": Objective("step", Network(LINK, Link(5e9, 5e-5), 2)),
+    "nodes of one": Objective("step", Network(LINK, Link(5e9, 5e-5), 1)),
     "operators": Objective("operators", Link(2e9, 1e-5)),
 }
 

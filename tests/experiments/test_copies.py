@@ -89,7 +89,8 @@ def test_ways_decide_whether_there_are_copies(
         shard.main(every)
     every.constraints.write_text("tables: {large: {ways: data_parallel}}")
     with pytest.raises(
-        UserError, match=r"copies of 1 tables take .* each device, and device 0 has"
+        UserError,
+        match=r"copies of 1 tables, or of their hot rows, take .* each device, and device 0 has",
     ):
         shard.main(replace(every, memory_gb="0.5"))
 

@@ -112,7 +112,10 @@ def test_a_plan_for_other_tables(plan: Path) -> None:
         ("--plan plan.json --planner torchrec", "name a plan with --plan, or let"),
         ("--planner torchrec", "--num-devices goes with --planner"),
         ("--planner dim --num-devices 2", "--planner dim: is not TorchRec's: name torchrec"),
-        ("--planner torchrec_wide --num-devices 2", "torchrec_ takes columns, rows, copies or all"),
+        (
+            "--planner torchrec_wide --num-devices 2",
+            "torchrec_ comes all, or some of columns",
+        ),
         ("--plan plan.json --num-devices 2", "--num-devices goes with --planner"),
         ("--planner torchrec --num-devices 0", "--num-devices must be at least 1, got 0"),
         ("--plan plan.json --steps 0", "--steps must be at least 1, got 0"),

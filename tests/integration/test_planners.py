@@ -313,8 +313,10 @@ def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
     [
         (
             "torchrec_wide",
-            "sharder 'torchrec_wide': torchrec_ takes columns, rows, copies or all, not 'wide'",
+            "sharder 'torchrec_wide': after torchrec_ comes all, or some of columns, rows, copies",
         ),
+        ("torchrec_all_rows", "after torchrec_ comes all, or some of"),
+        ("torchrec_rows_rows", "columns, rows, copies, each once"),
         ("dim_all", "sharder 'dim_all' is not one of round_robin,"),
     ],
 )

@@ -127,7 +127,9 @@ def test_memory_limits_copies(policy: Policy) -> None:
 def test_too_little_memory_for_required_copies_is_one_line(policy: Policy) -> None:
     tables = (*SMALL, LARGE)
     task = replace(step_task(tables, fill=0.5), rules=(Rule("copied", (LARGE.name,)),))
-    with pytest.raises(PlanError, match=r"copies of 1 tables take .* on each device"):
+    with pytest.raises(
+        PlanError, match=r"copies of 1 tables, or of their hot rows, take .* on each device"
+    ):
         make_sharder("autoshard", context_of(COPIES, policy)).shard(task)
 
 

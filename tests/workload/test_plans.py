@@ -20,7 +20,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.packing.pack import pack
 from autoshard.workload.tables.operators import MemoryParts
-from autoshard.workload.ways.option import DATA_PARALLEL
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
 
 @st.composite
@@ -255,12 +255,49 @@ def test_plans_of_other_versions_are_refused(tmp_path: Path) -> None:
             ShardingPlan.load(path)
 
 
-@pytest.mark.parametrize("copied", ["a", 3, None])
-def test_whether_a_table_is_copied_is_true_or_false(tmp_path: Path, copied: object) -> None:
+@pytest.mark.parametrize("copied", ["a", 3, None, False])
+def test_a_table_is_copied_or_it_is_left_out(tmp_path: Path, copied: object) -> None:
     path = tmp_path / "plan.json"
     ShardingPlan((), 2, {"a": DATA_PARALLEL}).save(path)
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"options": {"a": {"copied": copied}}})
     )
-    with pytest.raises(UserError, match=r"plan.json: .*copied.* must be one of copied \(bool\)"):
+    with pytest.raises(UserError, match=r"plan.json: .*copied of table a must be true, got"):
         ShardingPlan.load(path)
+
+
+A = {"table": "a", "start": 0, "width": 16, "device": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"copied": ["a"]}, "copied: is not a field of a plan"),
+        ({"options": {"a": {}}}, "say nothing of table a"),
+        ({"options": {"a": {"row_blocks": 2}}}, "row_blocks of table a is none of copied"),
+        ({"options": {"a": {"hot_rows": 2.0}}}, "hot_rows of table a must be a whole number"),
+        ({"placements": [{**A, "width": 16.5}]}, "width: of table a must be a whole number"),
+        ({"placements": [{**A, "device": True}]}, "device: of table a must be a whole number"),
+        ({"num_devices": 2.5}, "num_devices: must be a whole number"),
+        ({"replicas": [1]}, "replicas: must be an object of num_devices, group_size"),
+    ],
+)
+def test_fields_that_say_something_else_are_named(changes: dict[str, object], line: str) -> None:
+    document = ShardingPlan((Placement("a", 0, 16, 0),), 2).to_json()
+    with pytest.raises(UserError, match=line):
+        ShardingPlan.from_json(document | changes)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        (ShardingOption(hot_rows=50), "table b: hot_rows must lie between 0 and 49, got 50"),
+        (ShardingOption(hot_rows=-1), "table b: hot_rows must lie between 0 and 49, got -1"),
+        (ShardingOption(cached_rows=51), "table b: cached_rows must lie between 0 and 50, got 51"),
+        (ShardingOption(copied=True, hot_rows=3), "table b is copied to all devices, and has"),
+    ],
+)
+def test_tables_cannot_have_any_option(option: ShardingOption, line: str) -> None:
+    placed = (Placement("a", 0, 16, 0), *([] if option.copied else [Placement("b", 0, 8, 1)]))
+    with pytest.raises(PlanError, match=line):
+        ShardingPlan(placed, 2, {"b": option}).check(copying_task())

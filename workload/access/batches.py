@@ -47,11 +47,6 @@ class IndexBatch:
     indices: Ints
     offsets: Ints
 
-    @property
-    def num_bytes(self) -> int:
-        """Returns the bytes of both arrays."""
-        return self.indices.nbytes + self.offsets.nbytes
-
 
 def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Ints, Ints]:
     """Returns the rows that a batch looks up, and lookups of each feature and sample."""

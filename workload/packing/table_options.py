@@ -96,12 +96,13 @@ class TableOptions:
         try:
             return columns_task(self.task, options)
         except FieldError:
-            copied = [name for name, option in options.items() if option.copied]
+            copied = [name for name, option in options.items() if option.copied or option.hot_rows]
             size = copies_memory(self.task, options).total
             free = self.task.usable_bytes
             raise PlanError(
-                f"copies of {len(copied)} tables take {format_bytes(size)} on each device, and "
-                f"device {free.argmin()} has {format_bytes(int(free.min()))}: allow copies of fewer"
+                f"copies of {len(copied)} tables, or of their hot rows, take {format_bytes(size)} "
+                f"on each device, and device {free.argmin()} has {format_bytes(int(free.min()))}: "
+                "allow copies of fewer"
             ) from None
 
     @cached_property

@@ -53,8 +53,10 @@ def fault_of_blocks(
 def fault_of_options(options: Options, task: ShardingTask) -> str | None:
     """Returns why tables of a task cannot have their options."""
     tables = {table.name: table for table in task.tables}
-    faults = (
-        way.fault(tables[name], option, task) for name, option in options.items() for way in WAYS
+    faults = (  # of rows last: they look at what others leave of a table
+        way.fault(tables[name], option, task)
+        for name, option in options.items()
+        for way in reversed(WAYS)
     )
     return next((fault for fault in faults if fault is not None), None)
 

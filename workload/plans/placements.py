@@ -35,8 +35,11 @@ class Placement:
                 unknown[0],
                 "is not a field of a placement: rows are in even blocks, row_blocks says how many",
             )
-        numbers = {name: int(value) for name, value in record.items() if name != "table"}
-        return Placement(str(record["table"]), **numbers)
+        for name, value in record.items():
+            if name != "table" and type(value) is not int:
+                problem = f"of table {record.get('table')} must be a whole number, got {value!r}"
+                raise FieldError(name, problem)
+        return Placement(**{**record, "table": str(record["table"])})
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""

@@ -29,6 +29,7 @@ from autoshard.workload.ways.option import (
 )
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 4)
+_FIELDS = {"schema", "version", "num_devices", "placements", "options", "replicas"}
 
 
 class PlanError(UserError):
@@ -178,7 +179,7 @@ class ShardingPlan:
         return replace(self, placements=(*columns.placements, *blocks))
 
     def columns_task(self, task: ShardingTask, reserve: bool = False) -> ShardingTask:
-        """Returns the task of what single devices hold by this plan (`options.columns_task`).
+        """Returns the task of what single devices hold by this plan (`ways.option.columns_task`).
 
         Args:
             task: Task of this plan.
@@ -217,11 +218,15 @@ class ShardingPlan:
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
         self.check_places(task)
+        self.check_options(task)
         options, widths = self.all_options(), self._widths(task)
-        _refuse(fault_of_options(options, task))
         for rule in task.rules:
             _refuse(fault_of_rule(rule, options, widths))
         _refuse(fault_of_memory(self.device_memory(task), task.devices))
+
+    def check_options(self, task: ShardingTask) -> None:
+        """Raises PlanError unless the task's tables can have their options."""
+        _refuse(fault_of_options(self.all_options(), task))
 
     def check_places(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, on a device of the task."""
@@ -337,6 +342,8 @@ class ShardingPlan:
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
         """Returns the plan that `to_json` wrote."""
         PLAN_SCHEMA.check(document)
+        if unknown := sorted(set(document) - _FIELDS):
+            raise FieldError(unknown[0], "is not a field of a plan")
         with documents.fields_of("plan"):
             placements: list[Mapping[str, Any]] = document["placements"]
             options = document.get("options", {})
@@ -344,8 +351,8 @@ class ShardingPlan:
                 raise FieldError("options", "must give an object by table")
             return ShardingPlan(
                 tuple(map(Placement.from_json, placements)),
-                check_devices(int(document["num_devices"])),
-                {name: ShardingOption.from_json(option) for name, option in options.items()},
+                check_devices(document["num_devices"]),
+                {name: ShardingOption.from_json(name, option) for name, option in options.items()},
                 ReplicaGroups.from_json(document.get("replicas")),
             )
 

@@ -49,7 +49,12 @@ class ReplicaGroups:
                 f"{self.num_devices} devices are no groups of {self.group_size}: take one of "
                 f"{', '.join(map(str, group_sizes(self.num_devices)))}",
             )
+        if type(self.consecutive) is not bool:
+            raise FieldError("consecutive", f"must be true or false, got {self.consecutive!r}")
         object.__setattr__(self, "node_size", self.node_size or self.group_size)
+        if type(self.node_size) is not int or self.group_size % self.node_size:
+            problem = f"must divide the group size {self.group_size}, got {self.node_size!r}"
+            raise FieldError("node_size", problem)
 
     @property
     def count(self) -> int:
@@ -138,7 +143,14 @@ class ReplicaGroups:
     @staticmethod
     def from_json(document: Mapping[str, Any] | None) -> "ReplicaGroups | None":
         """Returns what `to_json` wrote; None without it."""
-        return None if document is None else ReplicaGroups(**document)
+        if document is None:
+            return None
+        if not isinstance(document, Mapping) or set(document) - set(
+            ReplicaGroups.__dataclass_fields__
+        ):
+            known = ", ".join(ReplicaGroups.__dataclass_fields__)
+            raise FieldError("replicas", f"must be an object of {known}")
+        return ReplicaGroups(**document)
 
 
 def _held(plan: "ShardingPlan", task: ShardingTask) -> Sequence[Any]:

@@ -200,12 +200,17 @@ def expected_slowest(costs_ms: Floats, power: float) -> Floats:
     return np.asarray(norms.mean(-1))
 
 
-def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
-    """Returns the error that the price of fused operators does not contain a plan's copies."""
+def first_copy(plan: ShardingPlan) -> str:
+    """Returns the clause that a table, or hot rows of it, are copied, of the first such one."""
     hot = next(iter(plan.copied_hot_rows), "")
     what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {hot} are"
+    return f"{what} copied to all devices"
+
+
+def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
+    """Returns the error that the price of fused operators does not contain a plan's copies."""
     return UserError(
-        f"{what} copied to all devices, and objective {task.objective.name} counts fused "
+        f"{first_copy(plan)}, and objective {task.objective.name} counts fused "
         "operators, which copies are not: take objective step"
     )
 

@@ -63,6 +63,11 @@ class Objective:
         return self.name in _TRAINING
 
     @property
+    def prices_rows(self) -> bool:
+        """Returns whether what blocks of rows take beside operators has a price."""
+        return self.in_training or self.counts_exchanges
+
+    @property
     def counts_exchanges(self) -> bool:
         """Returns whether all-to-alls count."""
         return self.link is not None and self.name != "compute"

@@ -71,7 +71,7 @@ class ShardingTask:
         rules: Rules that plans must keep.
         objective: Cost that plans minimise.
         beside: Names of tables that are no tables of this task, since each device has a copy, or a
-            block of rows (`options.columns_task`).
+            block of rows (`ways.option.columns_task`).
     """
 
     tables: tuple[EmbeddingTable, ...]

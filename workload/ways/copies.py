@@ -41,6 +41,20 @@ class Copies(Way):
         """Returns the copy."""
         return DATA_PARALLEL
 
+    def fault(
+        self,
+        table: EmbeddingTable,
+        option: ShardingOption,
+        task: ShardingTask,  # noqa: ARG002
+    ) -> str | None:
+        """Returns that rows of a copied table are numbered, too."""
+        if not option.copied or option.hot_rows is None:
+            return None
+        return (
+            f"table {table.name} is copied to all devices, and has a number of hot rows: take "
+            "either out of the plan"
+        )
+
     def notes(self, plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
         """Yields which tables are copied, and who trains them."""
         if not (copied := plan.copied):

@@ -25,6 +25,10 @@ class HostMemory(Way):
         """Returns whether the table is in host memory."""
         return option.cached_rows is not None
 
+    def rows_of(self, option: ShardingOption) -> int | None:
+        """Returns the rows that the cache has room for."""
+        return option.cached_rows
+
     def says(self, table: str, yes: bool = True) -> str:
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in host memory"
@@ -43,7 +47,10 @@ class HostMemory(Way):
         option: ShardingOption,
         task: ShardingTask,  # noqa: ARG002
     ) -> str | None:
-        """Returns that copies of a table, or of hot rows, are in device memory alone."""
+        """Returns that a cache is of more rows than there are, or that there are copies, too."""
+        if option.cached_rows is not None and not 0 <= option.cached_rows <= table.rows:
+            must = f"cached_rows must lie between 0 and {table.rows}"
+            return f"table {table.name}: {must}, got {option.cached_rows}"
         copied = "it is" if option.copied else "hot rows of it are" if option.hot_rows else ""
         if option.cached_rows is None or not copied:
             return None

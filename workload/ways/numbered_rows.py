@@ -29,6 +29,10 @@ class HotRows(Way):
         """Returns whether rows are copied."""
         return bool(option.hot_rows)
 
+    def rows_of(self, option: ShardingOption) -> int | None:
+        """Returns the number of hot rows."""
+        return option.hot_rows
+
     def says(self, table: str, yes: bool = True) -> str:
         """Returns the clause for messages."""
         return f"hot rows of {table} are {'' if yes else 'not '}copied to all devices"
@@ -50,9 +54,12 @@ class HotRows(Way):
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
-        """Returns that there is a table already of the name of that of hot rows."""
-        hot = hot_name(table.name)
-        if not option.hot_rows or all(other.name != hot for other in task.tables):
+        """Returns that there are not so many rows, or a table already of that of hot rows' name."""
+        hot, count = hot_name(table.name), option.hot_rows or 0
+        if not 0 <= count < table.rows:
+            most = table.rows - 1
+            return f"table {table.name}: hot_rows must lie between 0 and {most}, got {count}"
+        if not count or all(other.name != hot for other in task.tables):
             return None
         return (
             f"hot rows of table {table.name} would be table {hot}, which there is already: "

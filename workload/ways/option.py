@@ -78,13 +78,19 @@ class ShardingOption:
         return {name: value for name, value in asdict(self).items() if value != _USUAL[name]}
 
     @staticmethod
-    def from_json(record: Mapping[str, Any]) -> "ShardingOption":
-        """Returns the option that `to_json` wrote, without blocks of rows."""
+    def from_json(table: str, record: Mapping[str, Any]) -> "ShardingOption":
+        """Returns the option of a table that `to_json` wrote, without blocks of rows."""
         for name, value in record.items():
-            kind = _KINDS.get(name)
-            if kind is None or type(value) is not kind:
-                allowed = ", ".join(f"{known} ({kind.__name__})" for known, kind in _KINDS.items())
-                raise FieldError(name, f"must be one of {allowed}, got {value!r}")
+            if name not in _KINDS:
+                known = f"{', '.join(_KINDS)}; placements say row_blocks"
+                raise FieldError("options", f"{name} of table {table} is none of {known}")
+            if type(value) is not _KINDS[name] or value is False:
+                must = "a whole number" if _KINDS[name] is int else "true"
+                raise FieldError(
+                    "options", f"{name} of table {table} must be {must}, got {value!r}"
+                )
+        if not record:
+            raise FieldError("options", f"say nothing of table {table}: leave it out")
         return ShardingOption(**record)
 
 

@@ -40,7 +40,7 @@ class Way:
     """A way of sharding a table beside whole tables and slices of columns.
 
     Attributes:
-        name: What devices have by it, in tables of reports.
+        name: Label in differences of plans, and key in their JSON.
         demanded_by: Kind of rule by which its tables have no other option; None if there is none.
         forbidden_by: Kinds of rules whose tables may not have it.
     """
@@ -52,6 +52,10 @@ class Way:
     def taken_by(self, option: ShardingOption) -> bool:
         """Returns whether a table with this option is sharded so."""
         raise NotImplementedError
+
+    def rows_of(self, option: ShardingOption) -> int | None:  # noqa: ARG002
+        """Returns the number of rows that an option names, by which tables differ in a way."""
+        return None
 
     def says(self, table: str, yes: bool = True) -> str:
         """Returns the clause that a table is sharded so, or is not, for messages."""
