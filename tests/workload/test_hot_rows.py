@@ -181,3 +181,11 @@ def test_files_of_ids_are_read_back_and_checked(tmp_path: Path) -> None:
         load_hot_ids(path)
     with pytest.raises(UserError, match=r"none\.npz: cannot be read: No such file"):
         load_hot_ids(tmp_path / "none.npz")
+
+
+def test_hot_rows_do_not_move_with_the_others() -> None:
+    task = task_of()
+    old = plan_of({"zipf": 300})
+    new = replace(old, placements=(Placement("zipf", 0, 16, 0), *old.placements[2:]))
+    moved = task.operator.stored_bytes(ZIPF.rows - 300, 8)
+    assert moved_bytes(moves_between(old, new, task)) == moved

@@ -69,7 +69,7 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         new.check_places(task)
     except PlanError as fault:
         raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
-    before, after = old.by_table(), new.by_table()
+    before, after, cold = old.by_table(), new.by_table(), new.held_tables(task)
     found: list[Move] = []
     for table in task.tables:
         was, now = before.get(table.name), after.get(table.name)
@@ -81,8 +81,9 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
             found += _numbered_anew(table, was, now, task)
             continue
         targets = [[p] for p in _copies(table, task)] if now is None else [now]
+        held = table if anew else cold[table.name]  # hot rows are where they were
         for target in targets:
-            found += _of_table(table, was, target, task)
+            found += _of_table(held, was, target, task)
     for name, rows in sorted(old.copied_hot_rows.items() & new.copied_hot_rows.items()):
         dim = next(table.dim for table in task.tables if table.name == name)
         found += _copies_on_new(hot_name(name), rows, dim, old.num_devices, task)
