@@ -44,6 +44,9 @@ def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None
     while not any(f.read_text().count("TERMINATED") >= 2 for f in states.glob("experiment_st*")):
         assert sweep.process.poll() is None, sweep.log.read_text()
         time.sleep(0.05)
+    time.sleep(
+        0.5
+    )  # Tune copies one file of its state after the other, each of which is empty first
     sweep.kill()
     before = trials_of(uri)
     finished = {name for name, (run, _) in before.items() if run.info.status == "FINISHED"}
