@@ -1,4 +1,4 @@
-"""What options of the next units would do to the partial plans of episodes (`EpisodeOffers`)."""
+"""Prices the options of the next units in the partial plans of episodes (`EpisodeOffers`)."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class Upcoming(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """What options do to devices, by the place that they choose: all [options, ...].
+    """Effects of options on devices, by the place that they choose: all [options, ...].
 
     Args:
         fits: Whether devices have the memory.

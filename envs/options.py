@@ -117,7 +117,7 @@ def changed_units(options: TableOptions, base: Options) -> list[tuple[ShardingOp
 
 
 class UnitOptions:
-    """What options do to the units of a catalog, in tasks of as many devices over the same links.
+    """Effects of options on the units of a catalog, in tasks of as many devices and links alike.
 
     Arrays are [units, kinds], and all is relative to the option that a unit has.
 
@@ -213,7 +213,7 @@ NO_OPTIONS = 0  # the row of `OptionCatalog` for tasks without options
 
 
 class OptionCatalog:
-    """What options do to the units of a catalog in all its tasks: `UnitOptions` one after another.
+    """Effects of options on the units of a catalog in all its tasks: all `UnitOptions` in a row.
 
     Blocks of rows are priced once an episode asks for them. The first row stands for tasks without
     options.

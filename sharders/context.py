@@ -52,7 +52,7 @@ class SharderContext:
 
     @property
     def option_resources(self) -> "OptionResources":
-        """What sharding options may use: ids of hot rows, hashed ids, host memory."""
+        """Returns the resources of sharding options: ids of hot rows, hashed ids, host memory."""
         from autoshard.sharders.search.option_sets import OptionResources  # heuristics do without
 
         return OptionResources(self.num_hot_ids, self.hash_ids, self.host_bytes)

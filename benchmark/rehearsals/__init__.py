@@ -1,4 +1,4 @@
-"""What rehearsals have measured: traces of ranks, times of steps, and rounds kept in the store.
+"""Measurements of rehearsals: traces of ranks, times of steps, and rounds kept in the store.
 
 Ranks that train are in `integration.rehearsal`, since TorchRec trains them.
 """

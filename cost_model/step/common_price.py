@@ -1,4 +1,4 @@
-"""What a step takes on all devices alike, as the sum of what the options of tables bring.
+"""The part of a step's cost that is equal on all devices, as a sum over the options of tables.
 
 Each option of a table adds loads, as each piece adds amounts to its device; the price of their sum
 adds what is paid once: the start of a further exchange, the order of outputs. So a search prices
@@ -184,7 +184,8 @@ class CommonPrice:
                 if 1 < each.row_blocks < ranks:
                     columns = each.width * self._tables[each.table].features
                     loads[NODES + each.device // self._per_node] += columns
-        return float(self.ms(loads, splits_of(plan.placed(self.task))))
+        splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
+        return float(self.ms(loads, splits))
 
     def _copies_unknown(self, plan: ShardingPlan) -> UserError:
         if self._overhead is None:

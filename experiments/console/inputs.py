@@ -110,12 +110,12 @@ def read_plan(
                 f"is the plan of one of {plan.replicas.count} replica groups, which this command "
                 "does not read: give a plan for all devices"
             )
-        if fitting and not (any_devices and plan.num_devices != len(task.devices)):
-            plan.check(task)
-            return plan
-        if plan.num_devices != len(task.devices) and any_devices:
+        if any_devices and plan.num_devices != len(task.devices):
             plan.check_columns(task.tables)
+            plan.check_options(task)
+        elif fitting:
+            plan.check(task)
         else:
             plan.check_places(task)
-        plan.check_options(task)
+            plan.check_options(task)
     return plan

@@ -13,7 +13,7 @@ from torchrec.distributed.sharding_plan import placement
 
 from autoshard.integration.models.bags import BagTable, bag_tables, name_of
 from autoshard.integration.models.names import device_type_here
-from autoshard.integration.plans.slower_memory import cache_of, kernel_of
+from autoshard.integration.plans.slower_memory import kernel_of, put_in_host_memory
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.tables.table import DIM_STEP, hot_name, rows_of_block
@@ -93,8 +93,7 @@ def plan_of_tables(
             else _sharding(table, types[name], pieces[name], device, ranks)
         )
         if name in cached:
-            module[table.config.name].compute_kernel = kernel_of(cached[name])
-            module[table.config.name].cache_params = cache_of(table.described(), cached[name])
+            put_in_host_memory(module[table.config.name], table.described(), cached[name])
     return torchrec.ShardingPlan(dict(modules))
 
 

@@ -33,7 +33,7 @@ from autoshard.integration.plans.conversion import (
     sharding_types,
     with_hot_tables,
 )
-from autoshard.integration.plans.slower_memory import cache_of, kernel_of
+from autoshard.integration.plans.slower_memory import put_in_host_memory
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import ShardingPlan
@@ -152,8 +152,7 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
             else:
                 made.append(_placed(option, types[name], FUSED, pieces[name]))
             if name in cached:
-                made[-1].compute_kernel = kernel_of(cached[name])
-                made[-1].cache_params = cache_of(self._tables[name].described(), cached[name])
+                put_in_host_memory(made[-1], self._tables[name].described(), cached[name])
         self._enumerator.populate_estimates(made)
         _take_storage(made, copy.deepcopy(storage_constraint))
         return made

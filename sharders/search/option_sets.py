@@ -36,7 +36,7 @@ _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tr
 
 @dataclass(frozen=True)
 class OptionResources:
-    """What sharding options may use: ids of hot rows, hashed ids, host memory.
+    """Resources of sharding options: ids of hot rows, hashed ids, host memory.
 
     Args:
         num_hot_ids: Tables whose most used rows are known, and how many of these.

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def described(name: str, found: Any) -> Iterator[str]:
         method = getattr(value, "__func__", value)
         if inspect.isfunction(method):
             yield f"  {name}.{member}{signature(method)}"
-        elif isinstance(method, property):
+        elif isinstance(method, property | cached_property):
             yield f"  {name}.{member}"
 
 

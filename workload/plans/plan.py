@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -116,23 +117,23 @@ class ShardingPlan:
             found.setdefault(placement.table, []).append(placement)
         return found
 
-    @property
+    @cached_property
     def row_wise(self) -> dict[str, int]:
         """Returns the number of row blocks of each table that is sharded by rows."""
         return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
 
-    @property
+    @cached_property
     def copied(self) -> tuple[str, ...]:
         """Returns the names of tables of which each device has a copy."""
         return tuple(name for name, option in self.options.items() if option.copied)
 
-    @property
+    @cached_property
     def hot_rows(self) -> dict[str, int]:
         """Returns the number of hot rows, maybe 0, of tables whose rows are numbered by a hash."""
         counts = ((name, option.hot_rows) for name, option in self.options.items())
         return {name: count for name, count in counts if count is not None}
 
-    @property
+    @cached_property
     def cached_rows(self) -> dict[str, int]:
         """Returns the rows that caches have room for, of tables in host memory."""
         counts = ((name, option.cached_rows) for name, option in self.options.items())
@@ -143,7 +144,7 @@ class ShardingPlan:
         """Returns whether devices have copies of tables, or of hot rows."""
         return any(option.copied or option.hot_rows for option in self.options.values())
 
-    @property
+    @cached_property
     def copied_hot_rows(self) -> dict[str, int]:
         """Returns how many hot rows of a table each device has a copy of, where there are any."""
         return {name: count for name, count in self.hot_rows.items() if count}
@@ -167,10 +168,10 @@ class ShardingPlan:
         Of a table in several slices of columns, each in blocks of rows (a grid), that of the first.
         """
         found = dict(self.options)
-        for each in sorted(self.placements, reverse=True):
-            if each.row_blocks > 1:
-                option = option_of(self.options, each.table)
-                found[each.table] = replace(option, row_blocks=each.row_blocks, first=each.device)
+        blocks = (each for each in self.placements if each.row_blocks > 1)
+        for each in sorted(blocks, reverse=True):
+            option = option_of(self.options, each.table)
+            found[each.table] = replace(option, row_blocks=each.row_blocks, first=each.device)
         return found
 
     def with_columns(self, columns: "ShardingPlan") -> "ShardingPlan":

@@ -17,7 +17,7 @@ _SHOWN = 3  # names in a sentence
 
 @dataclass(frozen=True)
 class OptionLimits:
-    """What options of a task's tables may use.
+    """Limits of the options of a task's tables.
 
     Args:
         task: The task.
