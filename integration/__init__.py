@@ -5,7 +5,8 @@ for `DistributedModelParallel(plan=)`), `replica_options` (arguments of `DMPColl
 with replica groups), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
 (checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
-loading by TorchRec), `planner` (plans inside TorchRec's planner), `TorchRecSharder` (its own
+loading by TorchRec), `AutoShardPlanner` (in the place of
+TorchRec's planner), `TorchRecSharder` (its own
 planner as a sharder), `AccessStatistics` (of a profiled table, for TorchRec's caches),
 `memory_constraints` (rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model
 with `HotCold` collections).
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from autoshard.integration.checkpoints.resharding import reshard
     from autoshard.integration.checkpoints.states import load_state
     from autoshard.integration.models.tables import ModelTables, tables_of
+    from autoshard.integration.planning.one_call import Planned, plan
+    from autoshard.integration.planning.planner import AutoShardPlanner
     from autoshard.integration.plans.cache_statistics import AccessStatistics
     from autoshard.integration.plans.conversion import (
         from_torchrec,
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
         with_even_columns,
     )
     from autoshard.integration.plans.hot_cold import HotCold, with_hot_rows
-    from autoshard.integration.plans.planner import planner
     from autoshard.integration.plans.sharder import TorchRecSharder
     from autoshard.integration.plans.slower_memory import memory_constraints
 else:
@@ -54,15 +56,17 @@ else:
 
 __all__ = [
     "AccessStatistics",
+    "AutoShardPlanner",
     "HotCold",
     "ModelTables",
+    "Planned",
     "TorchRecSharder",
     "from_torchrec",
     "load_checkpoint",
     "load_state",
     "memory_constraints",
+    "plan",
     "plan_of_checkpoint",
-    "planner",
     "replica_options",
     "reshard",
     "save_checkpoint",

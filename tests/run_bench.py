@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench import report
 from bench.drift import callback_metrics, drift_metrics
+from bench.drop_in import drop_in_metrics
 from bench.families import (
     correction_metrics,
     family_metrics,
@@ -66,6 +67,7 @@ GROUPS: Mapping[str, Group] = {
     "sharders": Group(
         "Speed, and tight memory", lambda _: [*speed_metrics(), *memory_metrics()], on_ray=False
     ),
+    "drop-in": Group("In place of TorchRec's planner", lambda _: drop_in_metrics(), on_ray=False),
     "ways": Group(
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),

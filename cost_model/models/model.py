@@ -1,5 +1,6 @@
 """`CostModel`: a compute model, links, and their provenance."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ from autoshard.workload.tasks.links import AnyLink
 
 if TYPE_CHECKING:
     from autoshard.cost_model.networks.dataset import CostDataset
+
+_OTHER_OPERATOR = 0.1  # relative deviation of costs of other weights, or with another optimizer
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,23 @@ class CostModel:
         level = self.machines.trained_on[number].reference_level
         known = replace(self.provenance, hardware=hardware, reference_level=level)
         return replace(self, compute=self.machines.of(number), provenance=known)
+
+    def for_operator(self, operator: OperatorOptions) -> "CostModel":
+        """Returns the model for an operator that it was not trained on, with less certain costs.
+
+        Costs of tables are taken to be alike: plans depend on how they compare.
+        """
+        if operator == self.provenance.operator:
+            return self
+        known, prior = self.compute.uncertainty, self.compute.prior
+        compute = replace(
+            self.compute,
+            uncertainty=replace(known, noise=math.hypot(known.noise, _OTHER_OPERATOR)),
+            prior=replace(prior, own=math.hypot(prior.own, _OTHER_OPERATOR)),
+        )
+        return replace(
+            self, compute=compute, provenance=replace(self.provenance, operator=operator)
+        )
 
     @property
     def levels_ms(self) -> dict[str, float]:

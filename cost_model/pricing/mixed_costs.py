@@ -67,7 +67,7 @@ class _Layout:
     def joined(self, amounts: Sequence[Tensor]) -> Tensor:
         """Returns the amounts by each kind as one, [..., members, amounts], without a mark."""
         most = max(self.members)
-        # Where a kind has fewer members, some stand twice, which means ignore and prices leave out.
+        # Kinds with fewer members repeat some of them; means and prices leave repeated ones out.
         each = [
             own if count == most else own[..., torch.arange(most) % count, :]
             for own, count in zip(amounts, self.members, strict=True)

@@ -1,24 +1,29 @@
 """The hardware that plans are for: a GPU or a probed machine that is named, else this machine."""
 
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
-from autoshard.benchmark.probe.report import PROBE_SECONDS, MachineProbe, ProbeError, load_probe
-from autoshard.cost_model import CostModel, OtherHardware, load_model
+from autoshard.benchmark.backends import RequestedKind, backend_of
+from autoshard.benchmark.probe.report import load_probe
+from autoshard.cost_model import CostModel
+from autoshard.cost_model.hardware import (
+    Reporter,
+    find_data_sheet,
+    load_quietly,
+    model_of_machine,
+    model_of_sheet,
+)
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.bounds import MAX_DEVICES
-from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
+from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet
 from autoshard.workload.tasks.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
-_MAX_PROBE_SECONDS = 10.0  # after which plans are made without
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
@@ -116,17 +121,9 @@ class MachineOptions:
     @cached_property  # a file is read once
     def data_sheet(self) -> DataSheet | None:
         """Data sheet of the GPU that `hardware` names; None if it names none."""
-        name, _, file = (self.hardware or "").partition("=")
-        if self.kinds:
+        if self.kinds or self.hardware is None:
             return None
-        if file:
-            return read_data_sheet(name, Path(file))
-        if self.hardware is not None and name not in DATA_SHEETS and not Path(name).is_file():
-            raise UserError(
-                f"--hardware {name} is no file, and none of the GPUs {', '.join(DATA_SHEETS)}: "
-                "name one of these, or NAME=FILE of a data sheet"
-            )
-        return DATA_SHEETS.get(name)
+        return find_data_sheet(self.hardware)
 
     def model_for(
         self, source: Path | str, store: Path, operator: OperatorOptions | None = None
@@ -138,27 +135,15 @@ class MachineOptions:
             store: File of measurements that keeps the probe of this machine.
             operator: Operator of the tables, which a model by a data sheet prices.
         """
+        report = Reporter(cli.say, cli.notice)
         if (sheet := self.data_sheet) is not None:
-            return _by_data_sheet(sheet, operator)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OtherHardware)
-            model = load_model(source)
-        origin = model.provenance.hardware
+            return model_of_sheet(sheet, operator, report)
+        model = load_quietly(source)
         self._check_kind(model.kind)
         probe = None
         if self.hardware is not None:
             probe = load_probe(Path(self.hardware), model.kind)
-        here = fingerprint_here(origin) if probe is None else probe.hardware
-        found = None
-        if probe is not None or self.probe:
-            found = _on(model, here, probe, store)
-        if found is None:
-            if (mismatch := model.hardware_mismatch(here)) is not None:
-                warnings.warn(mismatch, OtherHardware, stacklevel=2)
-            return model
-        if found is not model or probe is not None:
-            cli.say(_line(found))
-        return found
+        return model_of_machine(model, store, report, probe, self.probe)
 
     def models_for(
         self, source: Path | str, store: Path, operator: OperatorOptions | None = None
@@ -224,71 +209,3 @@ def check_measured_hardware(model: CostModel, hardware: str) -> None:
             f"plans for --hardware {sheet.name} would be measured on {hardware}: measure on a node "
             "with such GPUs, or leave out --hardware or what measures"
         )
-
-
-def _by_data_sheet(sheet: DataSheet, operator: OperatorOptions | None) -> CostModel:
-    """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
-    from autoshard.cost_model.roofline import roofline_model
-
-    cli.say(
-        f"planned for {sheet.name} by its data sheet and by published measurements, none of this "
-        "package: --measure corrects the costs on a node with such GPUs"
-    )
-    return roofline_model(sheet, operator)
-
-
-def _on(
-    model: CostModel, hardware: str, probe: MachineProbe | None, store: Path
-) -> CostModel | None:
-    """Returns the model for a machine; None if it knows no other, or no probe can be run."""
-    known = model.on_hardware(hardware)
-    if known is not None or model.machines is None:
-        return known
-    from autoshard.cost_model.learning.probed_machine import (
-        on_machine,  # loads what reads Parquet files
-    )
-
-    probe = probe or _probe_of_this_machine(store, hardware)
-    return None if probe is None else on_machine(model, probe)
-
-
-def _probe_of_this_machine(store: Path, hardware: str) -> MachineProbe | None:
-    """Returns the probe of this machine; None, with a note, where none can be run."""
-    from autoshard.benchmark.operator.fbgemm import InstallationError
-    from autoshard.cost_model.learning.probed_machine import kept_probe
-
-    def probed() -> MachineProbe:
-        cli.notice(f"this machine is probed, which takes {PROBE_SECONDS:.0f} s; {store} keeps it")
-        from autoshard.benchmark.probe.probing import CLAIM_SECONDS, probe_here  # loads fbgemm
-
-        def waiting(held: str) -> None:
-            cli.notice(
-                f"the probe waits: {held}; after {CLAIM_SECONDS:.0f} s, plans are made without "
-                "it, as by --no-probe"
-            )
-
-        return probe_here(max_seconds=_MAX_PROBE_SECONDS, waiting=waiting)
-
-    try:
-        return kept_probe(store, hardware, probed)
-    except (ProbeError, InstallationError) as error:  # planning does without FBGEMM
-        cli.notice(
-            f"{error}; plans are made without a probe, as by --no-probe (probe.py FILE makes one "
-            "for --hardware FILE)"
-        )
-        return None
-
-
-def _line(model: CostModel) -> str:
-    """Returns which machine a plan is for, the nearest one of the training data, and the error."""
-    hardware, machines = model.provenance.hardware, model.machines
-    if model.probe is None or machines is None:
-        return f"planned for {hardware}, on which the cost model was trained"
-    nearest, distance = machines.nearest(model.compute)
-    uncertainty, shards = model.compute.uncertainty, len(model.probe.shards)
-    return (
-        f"planned for {hardware} by {shards} shards of its probe; the nearest of "
-        f"{len(machines.trained_on)} machines of the training data is {nearest.hardware}, at "
-        f"{distance:.2f} of a usual distance; costs deviate by {uncertainty.noise:.0%}, 90% of "
-        f"them by less than {uncertainty.noise * uncertainty.width_90:.0%}"
-    )

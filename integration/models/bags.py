@@ -72,9 +72,11 @@ class BagTable:
                 self.config.num_embeddings,
                 self.config.embedding_dim,
                 pooling_factor,
-                features=len(self.config.feature_names),
-                weighted=bool(self.collection.is_weighted()),
-                **use,
+                **{
+                    "features": len(self.config.feature_names),
+                    "weighted": bool(self.collection.is_weighted()),
+                    **use,
+                },
             )
         except FieldError as error:
             raise UserError(f"table {self.name}: {error}") from error

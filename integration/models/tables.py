@@ -39,7 +39,7 @@ def tables_of(
     """Returns the tables of all EmbeddingBagCollections of a model that is not sharded yet.
 
     A table is named `module.table` by the path of its collection. Unknown lookups are assumed to be
-    one per sample and feature, with a warning.
+    one per sample and feature, and unnamed optimizers to be row-wise Adagrad, with a warning.
 
     Args:
         model: Model, which may be on device meta.
@@ -63,11 +63,47 @@ def described(
     world_size: int,
     constraints: Mapping[str, ParameterConstraints] | None,
     fused_params: Mapping[str, Any] | None,
+    batch_size: int | None = None,
 ) -> ModelTables:
-    """Returns `tables_of` for given tables."""
-    operator = _operator(tables, fused_params)
-    use = _use(tables, batches, world_size, constraints)
+    """Returns `tables_of` for given tables.
+
+    `batch_size` is that of a rank, to which the constraints' batch sizes of features relate.
+    """
+    operators = {name: operator_of(table, fused_params) for name, table in tables.items()}
+    first, operator = next(iter(operators.items()))
+    for name, own in operators.items():
+        if own != operator:
+            raise UserError(
+                f"tables {first} and {name} differ, {operator} and {own}: costs are known where "
+                "all are alike"
+            )
+    unnamed = [name for name, table in tables.items() if _named(table, fused_params) is None]
+    if unnamed:
+        warnings.warn(
+            f"no optimizer is named for {len(unnamed)} of {len(tables)} tables: row-wise Adagrad "
+            "is assumed; apply_optimizer_in_backward, or the fused_params of their sharder, name "
+            "one",
+            stacklevel=3,
+        )
+    use = _use(tables, batches, world_size, constraints, batch_size)
     return ModelTables(tuple(t.described(**use[name]) for name, t in tables.items()), operator)
+
+
+def operator_of(table: BagTable, fused_params: Mapping[str, Any] | None) -> OperatorOptions:
+    """Returns the options of the operator of a table; UserError if there are no costs of it.
+
+    Args:
+        table: The table.
+        fused_params: Parameters of the table's sharder, as for `tables_of`.
+    """
+    if table.config.pooling is not PoolingType.SUM:
+        # Mean pooling costs more: FBGEMM's operator took 1.4 times as long forward and 1.2
+        # times backward (medians of 12 shards on a CPU; a second sum took 1.07 and 1.02).
+        raise UserError(
+            f"table {table.name} pools by {table.config.pooling.name}: costs are known of sums, "
+            "and those of means differ"
+        )
+    return OperatorOptions(_weights(table), _optimizer(table, fused_params))
 
 
 def _use(
@@ -75,11 +111,12 @@ def _use(
     batches: Iterable[Any] | None,
     world_size: int,
     constraints: Mapping[str, ParameterConstraints] | None,
+    batch_size: int | None,
 ) -> dict[str, dict[str, Any]]:
     if batches is not None:
         return counted(tables.values(), batches, world_size)
     known = {
-        name: {"pooling_factor": _pooling(table, constraints[table.config.name])}
+        name: _lookups(table, constraints[table.config.name], batch_size)
         for name, table in tables.items()
         if constraints
         and table.config.name in constraints
@@ -96,39 +133,37 @@ def _use(
     return {name: known.get(name, {"pooling_factor": one_each[name]}) for name in tables}
 
 
-def _pooling(table: BagTable, constraint: ParameterConstraints) -> float:
-    factors, features = constraint.pooling_factors, len(table.config.feature_names)
-    if len(factors) == 1:
-        return float(factors[0] * features)
-    if len(factors) != features:
-        raise UserError(
-            f"table {table.name}: {len(factors)} pooling factors are given for {features} features"
-        )
-    return float(sum(factors))
+def _lookups(
+    table: BagTable, constraint: ParameterConstraints, batch_size: int | None
+) -> dict[str, Any]:
+    """Returns the lookups of a sample, and its outputs where these are not one of each feature.
 
-
-def _operator(
-    tables: Mapping[str, BagTable], fused_params: Mapping[str, Any] | None
-) -> OperatorOptions:
-    """Returns the common options of all tables; UserError names two that differ."""
-    first, options = "", OperatorOptions()
-    for name, table in tables.items():
-        own = OperatorOptions(_weights(table), _optimizer(table, fused_params))
-        if table.config.pooling is not PoolingType.SUM:
-            # Mean pooling costs more: FBGEMM's operator took 1.4 times as long forward and 1.2
-            # times backward (medians of 12 shards on a CPU; a second sum took 1.07 and 1.02).
+    A feature may be pooled several times in a sample, or in a batch of another size.
+    """
+    count = len(table.config.feature_names)
+    factors = constraint.pooling_factors * (count if len(constraint.pooling_factors) == 1 else 1)
+    poolings = constraint.num_poolings or [1.0] * count
+    sizes = [1.0] * count
+    if constraint.batch_sizes and batch_size:
+        sizes = [size / batch_size for size in constraint.batch_sizes]
+    for what, given in (
+        ("pooling factors", factors),
+        ("num_poolings", poolings),
+        ("batch sizes", constraint.batch_sizes or sizes),
+    ):
+        if len(given) != count:
             raise UserError(
-                f"table {name} pools by {table.config.pooling.name}: costs are known of sums, and "
-                "those of means differ"
+                f"table {table.name}: {len(given)} {what} are given for {count} features"
             )
-        if not first:
-            first, options = name, own
-        elif own != options:
-            raise UserError(
-                f"tables {first} and {name} differ, {options} and {own}: costs are known where all "
-                "are alike"
-            )
-    return options
+    outputs = [n * size for n, size in zip(poolings, sizes, strict=True)]
+    found: dict[str, Any] = {
+        "pooling_factor": float(sum(f * n for f, n in zip(factors, outputs, strict=True)))
+    }
+    if constraint.num_poolings or constraint.batch_sizes:
+        found["features"] = max(1, round(sum(outputs)))
+    if constraint.is_weighted:
+        found["weighted"] = True
+    return found
 
 
 def _weights(table: BagTable) -> Weights:
@@ -142,27 +177,29 @@ def _weights(table: BagTable) -> Weights:
 
 
 def _optimizer(table: BagTable, fused_params: Mapping[str, Any] | None) -> Optimizer:
-    classes = getattr(table.weight, "_optimizer_classes", [])
-    if len(classes) > 1:
-        raise UserError(f"table {table.name} has {len(classes)} optimizers: give it one")
-    given: Any = None
-    if classes:
-        own = getattr(table.weight, "_optimizer_kwargs", [{}])[0]
-        given = own.get("optimizer") or _as_fused(classes[0])
-    elif fused_params is not None:
-        given = fused_params.get("optimizer", EmbOptimType.EXACT_SGD)  # what fbgemm takes
-    if given is None and not classes:
-        raise UserError(
-            f"table {table.name} has no optimizer: prepare the model's tables with "
-            "apply_optimizer_in_backward, or give the fused_params of their sharder"
-        )
+    given = _named(table, fused_params)
+    if given is None:
+        return "rowwise_adagrad"
     if given not in _OPTIMIZERS:
-        called = classes[0].__name__ if classes else given
+        called = given.__name__ if isinstance(given, type) else given
         raise UserError(
             f"table {table.name} is trained by {called}: costs are known of SGD, Adagrad and "
             "RowWiseAdagrad"
         )
     return _OPTIMIZERS[given]
+
+
+def _named(table: BagTable, fused_params: Mapping[str, Any] | None) -> Any:
+    """Returns FBGEMM's type of a table's optimizer, or a class that has none; None if unnamed."""
+    classes = getattr(table.weight, "_optimizer_classes", [])
+    if len(classes) > 1:
+        raise UserError(f"table {table.name} has {len(classes)} optimizers: give it one")
+    if classes:
+        own = getattr(table.weight, "_optimizer_kwargs", [{}])[0]
+        return own.get("optimizer") or _as_fused(classes[0]) or classes[0]
+    if fused_params is None:
+        return None
+    return fused_params.get("optimizer", EmbOptimType.EXACT_SGD)  # what fbgemm takes
 
 
 def _as_fused(optimizer: type) -> Any:

@@ -21,7 +21,7 @@ PAGE = text_of("docs/torchrec.md")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Provides a working folder with the page's code blocks as files."""
-    names = ("my_model", "in_python", "train", "of_groups", "back")
+    names = ("drop_in", "one_call", "my_model", "in_python", "train", "of_groups", "back")
     blocks = zip(names, python_blocks(PAGE), strict=True)
     for name, code in blocks:
         (tmp_path / f"{name}.py").write_text(code)
@@ -29,6 +29,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("my_model", None)
+
+
+def test_one_name_changes_and_one_call_plans(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # where the probe is kept
+    first, second = run_ranks(folder / "drop_in.py", 2)
+    assert "planned for" in first
+    assert second == ""
+    runpy.run_path("one_call.py")
+    assert float(capsys.readouterr().out.split()[0]) > 0
+    assert ShardingPlan.load("planned.json").num_devices == 4
 
 
 def test_the_page_leads_from_a_model_to_a_training_and_back(

@@ -1,35 +1,14 @@
-"""Our plans inside TorchRec's planner, and TorchRec's own plans."""
+"""TorchRec's own planner as a sharder."""
 
-import logging
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-)
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.optim import RowWiseAdagrad
 
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.roofline import roofline_model
 from autoshard.integration import (
     TorchRecSharder,
-    from_torchrec,
-    planner,
-    to_torchrec,
 )
 from autoshard.integration.models.names import topology_of
 from autoshard.integration.plans import sharder
@@ -41,151 +20,13 @@ from autoshard.workload import (
     Network,
     Objective,
     OperatorOptions,
-    Placement,
     PlanError,
-    ShardingPlan,
     ShardingTask,
     UserError,
     load_tables,
     synthetic_tables,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
-from autoshard.workload.ways.option import DATA_PARALLEL
-
-SHARDERS: Any = [EmbeddingBagCollectionSharder()]
-PLAN = ShardingPlan(
-    (
-        Placement("bags.a", 0, 16, 1),
-        Placement("bags.b", 0, 20, 1),
-        Placement("bags.b", 20, 4, 0),
-        Placement("bags.c", 0, 8, 0),
-    ),
-    2,
-)
-KNOWN = {
-    "a": ParameterConstraints(pooling_factors=[2.0]),
-    "b": ParameterConstraints(pooling_factors=[1.0, 3.0]),
-    "c": ParameterConstraints(pooling_factors=[5.0]),
-}
-
-
-def model(prepared: bool = True) -> nn.Module:
-    features = {"a": ["a"], "b": ["b", "d"], "c": ["c"]}
-    tables = [
-        EmbeddingBagConfig(
-            name=name, num_embeddings=100_000, embedding_dim=dim, feature_names=features[name]
-        )
-        for name, dim in (("a", 16), ("b", 24), ("c", 8))
-    ]
-    made = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
-    if prepared:
-        _apply_optimizer_in_backward(RowWiseAdagrad, made.parameters(), {"lr": 0.1})
-    return made
-
-
-def topology(mega_bytes: int = 1024, ranks: int = 2, device: str = "cpu") -> Topology:
-    bytes_each = mega_bytes * 2**20
-    return Topology(ranks, device, hbm_cap=bytes_each, ddr_cap=bytes_each, created_by_factory=True)
-
-
-def unreserved() -> FixedPercentageStorageReservation:
-    return FixedPercentageStorageReservation(0.0)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_torchrec_s_planner_gives_our_plan(device: str) -> None:
-    made = planner(PLAN, topology(device=device), 64).plan(model(), get_default_sharders())
-    assert made.plan == to_torchrec(PLAN, model(), device_type=device).plan
-
-
-def test_torchrec_s_planner_gives_our_copies() -> None:
-    plan = ShardingPlan(
-        tuple(p for p in PLAN.placements if p.table != "bags.a"), 2, {"bags.a": DATA_PARALLEL}
-    )
-    made = planner(plan, topology(), 64).plan(model(), get_default_sharders())
-    assert from_torchrec(made, task_of()) == replace(
-        plan, placements=tuple(sorted(plan.placements))
-    )
-    small = planner(plan, topology(14), 64, storage_reservation=unreserved())
-    with pytest.raises(PlannerError, match=r"rank [01] has .* left"):
-        small.plan(model(), SHARDERS)
-
-
-def test_its_report_is_of_our_plan(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="torchrec.distributed.planner.stats"):
-        planner(PLAN, topology(), 64).plan(model(), SHARDERS)
-    assert re.search(r"bags\.b +CW +fused .* 24 \(20\) +100000 +0-1 ", caplog.text)
-
-
-def test_its_count_of_storage_decides() -> None:
-    """Rank 1 holds 36 columns of 100,000 numbers: 13.7 MiB, and a state for each row of a slice."""
-    ours = planner(PLAN, topology(14), 64, storage_reservation=unreserved())
-    with pytest.raises(PlannerError, match=r"rank 1 has .* left, and columns .* of table bags\."):
-        ours.plan(model(), SHARDERS)
-    ours = planner(PLAN, topology(16), 64, storage_reservation=unreserved())
-    assert from_torchrec(ours.plan(model(), SHARDERS), task_of()).placements == PLAN.placements
-
-
-def task_of() -> ShardingTask:
-    """The task that a sharder gets for the model above."""
-    tables = (
-        EmbeddingTable("bags.a", 100_000, 16, 2.0),
-        EmbeddingTable("bags.b", 100_000, 24, 4.0, features=2),
-        EmbeddingTable("bags.c", 100_000, 8, 5.0),
-    )
-    devices = tuple(Device(f"rank{n}", 2**30) for n in range(2))
-    return ShardingTask(tables, devices, 128, OperatorOptions("fp32", "rowwise_adagrad"))
-
-
-class Asked:
-    """A sharder that records its tasks."""
-
-    def __init__(self) -> None:
-        self.tasks: list[ShardingTask] = []
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        self.tasks.append(task)
-        return make_sharder("size_lookup", SharderContext()).shard(task)
-
-
-def test_a_sharder_plans_within_what_is_not_reserved() -> None:
-    tables = {each.name: {each} for each in task_of().tables}
-    asked = Asked()
-    ours = planner(asked, topology(), 64, KNOWN, storage_reservation=unreserved())
-    made = from_torchrec(ours.plan(model(), SHARDERS), task_of())
-    (task,) = asked.tasks
-    assert {each.name: {each} for each in task.tables} == tables
-    assert (task.batch_size, task.operator) == (128, task_of().operator)
-    assert [device.memory_bytes for device in task.devices] == [2**30, 2**30]
-    assert made.placements == tuple(sorted(asked.shard(task).placements))
-    half = FixedPercentageStorageReservation(0.5)
-    planner(asked, topology(device="cuda"), 64, KNOWN, storage_reservation=half).plan(
-        model(), SHARDERS
-    )
-    assert asked.tasks[-1].usable_bytes.tolist() == [2**29, 2**29]
-
-
-def test_the_optimizer_may_be_the_sharder_s() -> None:
-    asked = Asked()
-    adagrad = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ADAGRAD})
-    planner(asked, topology(), 64, KNOWN).plan(model(prepared=False), [adagrad])
-    assert asked.tasks[0].operator.optimizer == "adagrad"
-
-
-def test_what_our_plan_does_not_fit_is_said_in_a_line() -> None:
-    with pytest.raises(PlanError, match=r"columns 0 to 16 of table bags.a are nowhere"):
-        planner(ShardingPlan(PLAN.placements[1:], 2), topology(), 64).plan(model(), SHARDERS)
-    with pytest.raises(PlanError, match=r"is on rank 1, and 1 ranks train"):
-        planner(PLAN, topology(ranks=1), 64).plan(model(), SHARDERS)
-    rows = EmbeddingConfig(name="h", num_embeddings=9, embedding_dim=8, feature_names=["h"])
-    both = nn.ModuleDict(
-        {**model(), "history": EmbeddingCollection([rows], device=torch.device("meta"))}
-    )
-    with pytest.raises(UserError, match="module history is a EmbeddingCollection"):
-        planner(PLAN, topology(), 64).plan(both, get_default_sharders())
-
-
-# Its own plans.
 
 
 def own_task(*memory: int, optimizer: Any = "rowwise_adagrad") -> ShardingTask:

@@ -19,12 +19,13 @@ Kind = Literal[
     "not_copied",
     "row_wise",
     "not_row_wise",
+    "not_on_a_node",
 ]
 
 # These relate the tables of a rule; the others apply to each table.
 _OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
-_OF_WAYS = ("copied", "not_copied", "row_wise", "not_row_wise")
+_OF_WAYS = ("copied", "not_copied", "row_wise", "not_row_wise", "not_on_a_node")
 _WITHOUT_NUMBERS = ("together", "apart", "whole", *_OF_WAYS)
 
 
@@ -37,7 +38,8 @@ class Rule:
             allowed or excluded devices. `whole`: not split. `max_slices`: maximum number of
             devices. `min_width`: minimum number of columns on each device of a split table.
             `copied`: each device has a copy. `row_wise`: in blocks of rows on all devices.
-            `not_copied`, `not_row_wise`: not so.
+            `not_copied`, `not_row_wise`: not so. `not_on_a_node`: not in blocks of rows on the
+            devices of a node (table-row-wise), nor in slices whose blocks are (a grid).
         tables: Names of tables.
         numbers: Numbers of devices, or the number that the kind requires.
         name: Name in messages.
@@ -87,7 +89,7 @@ class Rule:
     @property
     def restricts_pieces(self) -> bool:
         """Returns whether it says anything of tables that are neither copied nor in blocks."""
-        return self.kind not in ("not_copied", "not_row_wise")
+        return self.kind not in ("not_copied", "not_row_wise", "not_on_a_node")
 
     def without(self, tables: Collection[str]) -> "Rule | None":
         """Returns the rule for other tables than these; None if it says nothing of them."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.workload.errors import FieldError
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks
+from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
@@ -48,7 +49,8 @@ class Rows(Way):
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
             found.append(in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids))
-        if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
+        may_be_on_node = 1 < of_node < ranks and can_be_blocks(table.rows, of_node)
+        if may_be_on_node and _rule_against_nodes(table, limits.task) is None:
             firsts = range(0, ranks, of_node)
             found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
         return found
@@ -66,9 +68,15 @@ class Rows(Way):
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
-        """Returns why blocks of a table's cold rows leave a device without any."""
+        """Returns why blocks of rows break a rule, or leave a device without any cold rows."""
         if option.row_blocks == 1:
             return None
+        rule = _rule_against_nodes(table, task)
+        if rule is not None and option.row_blocks < len(task.devices):
+            return (
+                f"the plan breaks the constraint {rule.name!r}: {table.name} is in blocks of rows "
+                "on the devices of a node"
+            )
         rows = option.held(table, task.batch_size).rows
         if can_be_blocks(rows, option.row_blocks):
             return None
@@ -87,6 +95,12 @@ class Rows(Way):
             "[table_wise, column_wise, data_parallel] forbids rows)"
         )
         yield from _use_of_blocks(plan, task)
+
+
+def _rule_against_nodes(table: EmbeddingTable, task: ShardingTask) -> Rule | None:
+    """Returns the rule that forbids blocks of rows on the devices of a node, if any."""
+    against = (r for r in task.rules if r.kind == "not_on_a_node" and table.name in r.tables)
+    return next(against, None)
 
 
 def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) -> ShardingOption:

@@ -1,0 +1,252 @@
+"""`AutoShardPlanner`: plans of this package in the place of TorchRec's planner."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import distributed, nn
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    Partitioner,
+    PerfModel,
+    PlannerError,
+    PlannerErrorType,
+    Proposer,
+    ShardingOption,
+    Stats,
+    StorageReservation,
+    Topology,
+)
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardedModule
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+
+from autoshard.cost_model.models.model import CostModel
+from autoshard.integration.planning.adapter import PlanAdapter, PlannerInputs, Planning
+from autoshard.integration.planning.ranks import on_first_rank
+from autoshard.integration.planning.stores import probe_store
+from autoshard.integration.planning.task import PlanOptions, Rules
+from autoshard.sharders.policy.files import SHIPPED
+from autoshard.sharders.registry import spec_of
+from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.errors import UserError
+from autoshard.workload.plans.plan import ShardingPlan
+from autoshard.workload.plans.protocols import Sharder
+from autoshard.workload.tasks.objective import Objective, ObjectiveName
+from autoshard.workload.tasks.task import ShardingTask
+
+logger = logging.getLogger("autoshard")
+
+
+class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
+    """Takes the place of TorchRec's `EmbeddingShardingPlanner`: plans a model by this package.
+
+    Tables without a price (unpooled, mean-pooled, virtual, of other weights or optimizer) are
+    planned by TorchRec's own planner in the memory that is left. TorchRec's estimate of storage
+    decides whether a plan fits.
+
+    Args:
+        topology: Ranks, storage and bandwidths. Default: as TorchRec's, by the process group.
+        batch_size: Samples of one rank. Default: TorchRec's, 512.
+        enumerator: Tells which sharding types and kernels tables may have, and their storage.
+        storage_reservation: Storage that is not for tables.
+        proposer: For tables without a price.
+        partitioner: For tables without a price.
+        performance_model: For tables without a price.
+        stats: TorchRec's reports of the plan.
+        constraints: Constraints by name of a table. All of their fields count.
+        debug: Whether TorchRec's report has details.
+        callbacks: Functions that change plans before they are returned.
+        timeout_seconds: Maximum seconds of planning, unless `seconds` says less.
+        plan_loader: Loads a plan in place of planning.
+        hardware: A GPU by name (`h100-80gb`), NAME=FILE of its data sheet, or the file of a probe
+            (`autoshard probe`). Default: the hardware of this machine.
+        cost_model: Cost model, its folder, or the name of a shipped one.
+        sharder: Name of a sharder, a sharder, or a plan that is already made.
+        batches: Batches of one rank, in which lookups are counted. Without, pooling factors of
+            `constraints` count.
+        rules: Further constraints, or their YAML file.
+        seconds: Seconds that the sharder may search. Default: until it finds no better plan.
+        objective: `step`, `pipelined` (for TrainPipelineSparseDist), `operators`, `compute`, or an
+            Objective with a network of its own.
+        report: File for a page (HTML) about the plan.
+        store: File that keeps measurements and the probe of this machine. Default: in the user's
+            cache.
+        policy: Folder of a policy, or the name of a shipped one.
+        seed: Seed of random choices.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: Any = None,
+        *,
+        hardware: str | DataSheet | None = None,
+        cost_model: CostModel | Path | str | None = None,
+        sharder: str | Sharder | ShardingPlan = "autoshard",
+        batches: Iterable[Any] | None = None,
+        rules: Rules | None = None,
+        seconds: float | None = None,
+        objective: Objective | ObjectiveName = "step",
+        report: Path | str | None = None,
+        store: Path | str | None = None,
+        policy: Path | str = SHIPPED,
+        seed: int = 0,
+    ) -> None:
+        if topology is None and not distributed.is_initialized():
+            raise UserError(
+                "no topology is given, and there is no process group to take it from: give "
+                "topology=, or call torch.distributed.init_process_group first"
+            )
+        self._adapter = PlanAdapter()
+        super().__init__(
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=enumerator,
+            storage_reservation=storage_reservation,
+            proposer=self._adapter,
+            partitioner=self._adapter,
+            stats=stats,
+            constraints=constraints,
+            debug=debug,
+            callbacks=callbacks,
+            timeout_seconds=timeout_seconds,
+            plan_loader=plan_loader,
+        )
+        self._adapter.inputs = PlannerInputs(
+            PlanOptions(
+                hardware=hardware,
+                cost_model=cost_model,
+                sharder=sharder if isinstance(sharder, str) else "autoshard",
+                seconds=timeout_seconds
+                if seconds is None and isinstance(sharder, str)
+                else seconds,
+                objective=objective,
+                rules=rules,
+                store=probe_store() if store is None else Path(store),
+                policy=Path(policy),
+                seed=seed,
+            ),
+            None if isinstance(sharder, str) else sharder,
+            batches,
+            self._batch_size,
+            self._topology,
+            constraints,
+            {
+                "proposer": proposer,
+                "partitioner": partitioner,
+                "performance_model": performance_model,
+                "timeout_seconds": timeout_seconds,
+            },
+        )
+        self._report = None if report is None else Path(report)
+        self._last: Planning | None = None
+
+    @property
+    def sharding_plan(self) -> ShardingPlan | None:
+        """The last plan, of the tables that have a price; None without one."""
+        return None if self._last is None else self._last.plan
+
+    @property
+    def task(self) -> ShardingTask | None:
+        """The task of the last plan."""
+        return None if self._last is None else self._last.task
+
+    @property
+    def notes(self) -> list[str]:
+        """What the last plan took for granted, and what TorchRec's planner planned of it."""
+        return [] if self._last is None else self._last.notes
+
+    def plan(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]] | None = None
+    ) -> TorchRecPlan:
+        """Returns the plan of a model, for `DistributedModelParallel(plan=)`.
+
+        Args:
+            module: Model that is not sharded; it may be on device meta.
+            sharders: TorchRec's sharders; by default those of TorchRec.
+
+        Raises:
+            PlannerError: There is no plan that fits, or constraints leave a table no option.
+            UserError: The model, an option or the topology is not valid.
+        """
+        for path, each in module.named_modules():
+            if isinstance(each, ShardedModule):
+                raise UserError(
+                    f"module {path or 'given'} is a {type(each).__name__}, which is sharded: give "
+                    "the model before sharding"
+                )
+        sharders = get_default_sharders() if sharders is None else sharders
+        self._last = self._adapter.now = Planning(module, sharders)
+        try:
+            found: TorchRecPlan = super().plan(module, sharders)
+        except RuntimeError as error:
+            text = str(error)
+            if "after applying user provided constraints" not in text:
+                raise
+            line = text.partition(". Module")[0]
+            kind = PlannerErrorType.STRICT_CONSTRAINTS
+            raise PlannerError(f"{line}: allow other types or kernels", kind) from None
+        finally:
+            for note in self.notes:
+                logger.info(note)
+        if self._report is not None and self.sharding_plan is not None:
+            self.report(self._report)
+        return found
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]] | None = None,
+        pg: distributed.ProcessGroup | None = None,
+    ) -> TorchRecPlan:
+        """Returns the plan that the first rank makes, on all ranks; all have to call it.
+
+        Raises:
+            UserError: The process group has another number of ranks than the topology, or ranks
+                have different models: on all ranks.
+        """
+        group = pg or (distributed.group.WORLD if distributed.is_initialized() else None)
+        if group is None:
+            raise UserError(
+                "the process group is not initialised: call torch.distributed.init_process_group "
+                "first, or plan() on a single rank"
+            )
+        if group.size() != self._topology.world_size:
+            raise UserError(
+                f"the topology has {self._topology.world_size} ranks, and the process group "
+                f"{group.size()}: give a topology of as many"
+            )
+        return on_first_rank(group, module, lambda: self.plan(module, sharders))
+
+    def report(self, path: Path | str) -> None:
+        """Writes a page (HTML) about the last plan; if that fails, there is a warning alone."""
+        from autoshard.sharders import write_report  # others do without
+
+        if self.sharding_plan is None or self.task is None or self._context is None:
+            raise UserError("no plan was made: call plan() first")
+        try:
+            write_report(Path(path), self.sharding_plan, self.task, self._context, notes=self.notes)
+        except (UserError, OSError) as error:
+            logger.warning("the report was not written, the plan is kept: %s", error)
+
+
+def _seconds(seconds: float | None, timeout_seconds: float | None, sharder: object) -> float | None:
+    """Returns the seconds that a sharder may search: TorchRec's limit counts where it has one."""
+    if seconds is None and isinstance(sharder, str) and spec_of(sharder).time != "own":
+        return timeout_seconds
+    return seconds

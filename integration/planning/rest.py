@@ -1,0 +1,102 @@
+"""Tables without a price, planned by TorchRec's planner in the memory that is left."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.stats import NoopEmbeddingStats
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    PlannerError,
+    ShardingOption,
+    StorageReservation,
+    Topology,
+)
+from torchrec.distributed.types import ModuleSharder
+
+
+def plan_of_torchrec(
+    options: Sequence[ShardingOption],
+    beside: Sequence[ShardingOption],
+    left: Topology,
+    enumerator: Enumerator,
+    module: nn.Module,
+    sharders: list[ModuleSharder[Any]],
+    **arguments: Any,
+) -> list[ShardingOption]:
+    """Returns one of TorchRec's options for each table, with ranks; PlannerError if none fit.
+
+    Args:
+        options: Options of the tables.
+        beside: Options of all other tables of the model.
+        left: Topology with the storage that is left.
+        enumerator: Enumerator that made the options.
+        module: Model.
+        sharders: TorchRec's sharders.
+        arguments: Other arguments of EmbeddingShardingPlanner.
+    """
+    found = list[ShardingOption]()
+
+    def with_others(plan: list[ShardingOption]) -> list[ShardingOption]:
+        found.extend(plan)
+        return [*plan, *beside]  # it checks that plans have all modules
+
+    planner = EmbeddingShardingPlanner(
+        topology=left,
+        enumerator=_Offers(options, enumerator),
+        storage_reservation=_Left(left),
+        stats=NoopEmbeddingStats(),
+        callbacks=[with_others],
+        **arguments,
+    )
+    try:
+        planner.plan(module, sharders)
+    except PlannerError as error:
+        # The rest of its message is about storage that it takes for all there is.
+        reason = str(error).rpartition("Last planner error:")[2].strip().partition("\n")[0]
+        count = len({(option.path, option.name) for option in options})
+        text = f"TorchRec's planner finds no place for the {count} tables that it plans: {reason}"
+        raise PlannerError(text, error.error_type) from None
+    return found
+
+
+class _Offers(Enumerator):  # type: ignore[misc]
+    """Enumerates given options."""
+
+    def __init__(self, options: Sequence[ShardingOption], enumerator: Enumerator) -> None:
+        self._options, self._enumerator = options, enumerator
+
+    def enumerate(
+        self,
+        module: nn.Module,  # noqa: ARG002
+        sharders: list[ModuleSharder[Any]],  # noqa: ARG002
+    ) -> list[ShardingOption]:
+        """Returns copies of the options."""
+        return [copy.deepcopy(option) for option in self._options]
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Estimates storage and time of options."""
+        self._enumerator.populate_estimates(sharding_options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._enumerator, name)
+
+
+class _Left(StorageReservation):  # type: ignore[misc]
+    """Reserves what is not left."""
+
+    _percentage = 0.0  # TorchRec's messages name it
+
+    def __init__(self, left: Topology) -> None:
+        self._left = left
+
+    def reserve(self, *_args: Any, **_options: Any) -> Topology:
+        """Returns the topology that is left."""
+        return copy.deepcopy(self._left)
+
+    @property
+    def last_reserved_topology(self) -> Topology:
+        """The topology that is left."""
+        return self._left

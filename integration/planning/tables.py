@@ -1,0 +1,188 @@
+"""Which tables of a model have a price, by the options that TorchRec's enumerator offers them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    ShardingOption,
+    Topology,
+)
+from torchrec.distributed.planner.utils import sharder_name
+from torchrec.distributed.types import ShardingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from autoshard.integration.models.bags import BagTable, name_of
+from autoshard.integration.models.tables import operator_of
+from autoshard.integration.planning.limits import Limit, grouped_rules, limits_of
+from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED
+from autoshard.integration.plans.slower_memory import kernel_of
+from autoshard.workload.errors import UserError
+from autoshard.workload.packing.gpu_memory import MAX_COLUMNS
+from autoshard.workload.tables.operators import OperatorOptions
+from autoshard.workload.tasks.rules import Rule
+
+_ROWS = frozenset((ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value))
+_PRICED = _ROWS | {
+    ShardingType.TABLE_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+    ShardingType.GRID_SHARD.value,
+    COPIED,
+}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """TorchRec's options of all tables, by who plans them. Names are those of plans.
+
+    Args:
+        priced: Tables that have a price.
+        types: Sharding types that each of these may have.
+        options: Any one of TorchRec's options for each of these.
+        all_options: All of TorchRec's options of these.
+        rules: Rules by which these have no other sharding types.
+        operator: Weights and optimizer of these.
+        fused_params: Parameters of their sharder, which name an optimizer.
+        uvm: Whether all of these may be in host memory, with caches on their GPUs.
+        unpriced: TorchRec's options of all other tables.
+        reasons: Why these have no price, by table.
+    """
+
+    priced: Mapping[str, BagTable]
+    types: Mapping[str, frozenset[str]]
+    options: Mapping[str, ShardingOption]
+    all_options: Sequence[ShardingOption]
+    rules: tuple[Rule, ...]
+    operator: OperatorOptions
+    fused_params: Mapping[str, Any] | None
+    uvm: bool
+    unpriced: Sequence[ShardingOption]
+    reasons: Mapping[str, str]
+
+
+@dataclass
+class _Table:
+    """A table with TorchRec's options, and what is found of it if it has a price."""
+
+    options: list[ShardingOption] = field(default_factory=list)
+    types: set[str] = field(default_factory=set)
+    table: BagTable | None = None
+    operator: OperatorOptions | None = None
+    limits: list[Limit] = field(default_factory=list)
+
+
+def model_options(
+    search_space: Sequence[ShardingOption],
+    enumerator: Enumerator | None,
+    constraints: Mapping[str, ParameterConstraints],
+    topology: Topology,
+) -> ModelOptions:
+    """Returns the options of a model's tables by who plans them.
+
+    Where tables differ in weights or optimizer, those that most numbers are in have the price.
+
+    Args:
+        search_space: TorchRec's options of all tables.
+        enumerator: The enumerator that made them.
+        constraints: TorchRec's constraints by name of a table.
+        topology: Topology of the ranks.
+    """
+    found: dict[str, _Table] = defaultdict(_Table)
+    for option in search_space:
+        each = found[name_of(option.path, option.name)]
+        each.options.append(option)
+        if option.compute_kernel == (DENSE if option.sharding_type == COPIED else FUSED):
+            each.types.add(option.sharding_type)
+    sharder = getattr(enumerator, "sharder_map", {}).get(sharder_name(EmbeddingBagCollection))
+    fused_params = None if sharder is None else sharder.fused_params
+    # TorchRec offers rows for GPUs alone, though ranks on CPUs train by them, too.
+    on_cpu = topology.compute_device == "cpu"
+    more = _ROWS if on_cpu and type(sharder) is EmbeddingBagCollectionSharder else set()
+    configs, reasons = _Configs(), dict[str, str]()
+    for name, each in found.items():
+        given = constraints.get(each.options[0].name)
+        if given is None or not given.sharding_types:
+            each.types |= more
+        try:
+            _examine(each, configs, given, fused_params, topology)
+        except UserError as error:
+            reasons[name] = str(error)
+    common = _most_common(found.values())
+    for name, each in found.items():
+        if each.operator not in (None, common):
+            reasons[name] = f"its operator is {each.operator}, that of most others {common}"
+    kept = {name: each for name, each in found.items() if name not in reasons}
+    return ModelOptions(
+        {name: each.table for name, each in kept.items() if each.table is not None},
+        {name: frozenset(each.types & _PRICED) for name, each in kept.items()},
+        {name: each.options[0] for name, each in kept.items()},
+        [option for each in kept.values() for option in each.options],
+        grouped_rules({name: each.limits for name, each in kept.items()}),
+        common,
+        fused_params,
+        all(_may_be_in_host_memory(each) for each in kept.values()),
+        [option for name in reasons for option in found[name].options],
+        reasons,
+    )
+
+
+def _may_be_in_host_memory(each: _Table) -> bool:
+    kernels = {option.compute_kernel for option in each.options}
+    return {kernel_of(0), kernel_of(1)} <= kernels
+
+
+class _Configs:
+    """Configurations of tables, which a collection lists one after another."""
+
+    def __init__(self) -> None:
+        self._known = dict[int, dict[str, Any]]()
+
+    def of(self, collection: EmbeddingBagCollection, table: str) -> Any:
+        """Returns the configuration of a table of the collection."""
+        known = self._known.get(id(collection))
+        if known is None:
+            known = {config.name: config for config in collection.embedding_bag_configs()}
+            self._known[id(collection)] = known
+        return known[table]
+
+
+def _examine(
+    each: _Table,
+    configs: _Configs,
+    constraint: ParameterConstraints | None,
+    fused_params: Mapping[str, Any] | None,
+    topology: Topology,
+) -> None:
+    """Finds operator and limits of a table; UserError if it has no price."""
+    path, collection = each.options[0].module
+    if not isinstance(collection, EmbeddingBagCollection):
+        raise UserError(f"it is in a {type(collection).__name__}")
+    table = BagTable(path, configs.of(collection, each.options[0].name), collection)
+    if getattr(table.config, "use_virtual_table", False) or (
+        constraint is not None and (constraint.use_virtual_table or constraint.key_value_params)
+    ):
+        raise UserError("it is a virtual table")
+    if topology.compute_device != "cpu" and table.config.embedding_dim > MAX_COLUMNS:
+        raise UserError(f"it has more than {MAX_COLUMNS:,} columns")
+    table.described()  # its dim may be odd
+    operator = operator_of(table, fused_params)
+    types, rows = frozenset(each.types & _PRICED), table.config.num_embeddings
+    limits = limits_of(types, rows, topology.world_size, constraint) if types else None
+    if limits is None:
+        allowed = sorted({f"{o.sharding_type} in {o.compute_kernel}" for o in each.options})
+        raise UserError(f"it may be {', '.join(allowed)} alone")
+    each.table, each.operator, each.limits = table, operator, limits
+
+
+def _most_common(tables: Iterable[_Table]) -> OperatorOptions:
+    """Returns the operator of tables with most numbers together."""
+    numbers: dict[OperatorOptions, int] = defaultdict(int)
+    for each in tables:
+        if each.table is not None and each.operator is not None:
+            config = each.table.config
+            numbers[each.operator] += config.num_embeddings * config.embedding_dim
+    return max(numbers, key=lambda each: numbers[each], default=OperatorOptions())

@@ -1,0 +1,151 @@
+"""Options of plans, and the task and the resources that they make."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from autoshard.benchmark.probe.report import load_probe
+from autoshard.cost_model.hardware import (
+    Reporter,
+    find_data_sheet,
+    load_quietly,
+    model_of_machine,
+    model_of_sheet,
+)
+from autoshard.cost_model.models.model import CostModel
+from autoshard.sharders.context import SharderContext, open_context
+from autoshard.sharders.policy.files import SHIPPED
+from autoshard.sharders.registry import check_takes_seconds, needs_of
+from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.errors import FieldError
+from autoshard.workload.tables.operators import OperatorOptions
+from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.constraints import Constraints
+from autoshard.workload.tasks.links import AnyLink
+from autoshard.workload.tasks.objective import Objective, ObjectiveName
+from autoshard.workload.tasks.task import Device, ShardingTask
+
+Rules = Constraints | Mapping[str, Any] | Path | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How a plan is made.
+
+    Args:
+        hardware: A GPU by name (`h100-80gb`), NAME=FILE of its data sheet, or the file of a probe.
+            None: that of this machine.
+        cost_model: Cost model, its folder, or the name of a shipped one.
+        sharder: Name of a sharder.
+        seconds: Seconds that planning may take. None: until no better plan is found.
+        objective: What plans minimise; by name, with the network that is known.
+        rules: Constraints, or their file.
+        store: File of measurements, which also keeps the probe of this machine.
+        policy: Folder of a policy, or the name of a shipped one.
+        seed: Seed of random choices.
+    """
+
+    hardware: str | DataSheet | None = None
+    cost_model: CostModel | Path | str | None = None
+    sharder: str = "autoshard"
+    seconds: float | None = None
+    objective: Objective | ObjectiveName = "step"
+    rules: Rules | None = None
+    store: Path
+    policy: Path = SHIPPED
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = get_args(ObjectiveName)
+        if not isinstance(self.objective, Objective) and self.objective not in names:
+            problem = f"must be one of {', '.join(names)}, got {self.objective!r}"
+            raise FieldError("objective", problem)
+        if self.seconds is not None:
+            if not 0 < self.seconds < float("inf"):
+                raise FieldError("seconds", f"must be more than 0, got {self.seconds}")
+            check_takes_seconds(self.sharder)
+        needs_of([self.sharder])  # raises for an unknown name
+
+    def model(
+        self, operator: OperatorOptions, gpu: DataSheet | None, report: Reporter
+    ) -> CostModel:
+        """Returns the cost model.
+
+        Args:
+            operator: Operator of the tables.
+            gpu: GPU to plan for if no hardware is named; None: CPUs.
+            report: Takes which hardware that is, and what is doubtful.
+        """
+        sheet, probe = gpu, None
+        if isinstance(self.hardware, DataSheet):
+            sheet = self.hardware
+        elif self.hardware is not None:
+            sheet = find_data_sheet(self.hardware)
+            probe = load_probe(Path(self.hardware), "cpu") if sheet is None else None
+        if isinstance(self.cost_model, CostModel):
+            model = self.cost_model
+        elif sheet is not None and self.cost_model is None:
+            return model_of_sheet(sheet, operator, report)
+        else:
+            model = load_quietly(self.cost_model or "cpu")
+            self.store.parent.mkdir(parents=True, exist_ok=True)
+            model = model_of_machine(model, self.store, report, probe, may_probe=True)
+        known = model.provenance.operator
+        if known != operator:
+            report.result(
+                f"costs are known of {known}, and these tables are {operator}: costs are taken to "
+                "be alike, and are less certain (collect_costs.py --weights, --optimizer measures)"
+            )
+            model = model.for_operator(operator)
+        return model
+
+    def prepared(
+        self,
+        tables: Sequence[EmbeddingTable],
+        devices: tuple[Device, ...],
+        batch_size: int,
+        model: CostModel,
+        network: AnyLink | None,
+        report: Reporter,
+    ) -> tuple[SharderContext, ShardingTask]:
+        """Returns what sharders need, and the task.
+
+        Args:
+            tables: The tables.
+            devices: The devices.
+            batch_size: Samples of a batch, over all devices.
+            model: What `model` returned.
+            network: Network of the devices, if the objective names none.
+            report: Takes what is doubtful.
+        """
+        objective = self.objective
+        if not isinstance(objective, Objective):
+            objective = Objective(objective, network if objective != "compute" else None)
+        if objective.in_training and model.overhead is None:
+            report.result(
+                "the cost model does not know what training takes beside operators: plans are "
+                "priced by operators and all-to-alls"
+            )
+            objective = replace(objective, name="operators", dense_ms=0.0)
+        model = model.for_objective(objective, len(devices))
+        task = ShardingTask(
+            tuple(tables), devices, batch_size, model.provenance.operator, (), objective
+        )
+        if self.rules is not None:
+            task = _constraints(self.rules, task)
+        with warnings.catch_warnings(record=True) as doubts:
+            warnings.simplefilter("always")
+            context = open_context(
+                needs_of([self.sharder]), tables, batch_size, model, self.policy, self.store
+            )
+        for doubt in doubts:
+            report.result(str(doubt.message))
+        return replace(context, seed=self.seed, seconds=self.seconds), task
+
+
+def _constraints(rules: Rules, task: ShardingTask) -> ShardingTask:
+    if isinstance(rules, Path | str):
+        return Constraints.of_file(rules, task)
+    return (rules if isinstance(rules, Constraints) else Constraints.of(rules)).applied(task)
