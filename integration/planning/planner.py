@@ -77,6 +77,9 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
             cache.
         policy: Folder of a policy, or the name of a shipped one.
         seed: Seed of random choices.
+
+    Attributes:
+        planning: What came of the last call: task, cost oracle, notes; None before.
     """
 
     def __init__(
@@ -154,22 +157,22 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
             },
         )
         self._report = None if report is None else Path(report)
-        self._last: Planning | None = None
+        self.planning: Planning | None = None
 
     @property
     def sharding_plan(self) -> ShardingPlan | None:
         """The last plan, of the tables that have a price; None without one."""
-        return None if self._last is None else self._last.plan
+        return None if self.planning is None else self.planning.plan
 
     @property
     def task(self) -> ShardingTask | None:
         """The task of the last plan."""
-        return None if self._last is None else self._last.task
+        return None if self.planning is None else self.planning.task
 
     @property
     def notes(self) -> list[str]:
         """What the last plan took for granted, and what TorchRec's planner planned of it."""
-        return [] if self._last is None else self._last.notes
+        return [] if self.planning is None else self.planning.notes
 
     def plan(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]] | None = None
@@ -191,7 +194,7 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
                     "the model before sharding"
                 )
         sharders = get_default_sharders() if sharders is None else sharders
-        self._last = self._adapter.now = Planning(module, sharders)
+        self.planning = self._adapter.now = Planning(module, sharders)
         try:
             found: TorchRecPlan = super().plan(module, sharders)
         except RuntimeError as error:

@@ -14,8 +14,6 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.hardware import load_quietly
 from autoshard.integration import AutoShardPlanner, from_torchrec
 from autoshard.integration.models.names import lookups_of
 from autoshard.workload import EmbeddingTable, load_tables
@@ -46,14 +44,13 @@ def drop_in_metrics() -> list[Metric]:
 
 def _plans(tables: tuple[EmbeddingTable, ...], ranks: int) -> tuple[float, float, float]:
     """Returns the seconds of our plan and of TorchRec's, and the ratio of their prices."""
-    model = load_quietly("cpu")
     memory = int(4 * sum(table.rows * table.dim for table in tables) * 4 / ranks + 4 * _GB)
     topology = Topology(ranks, "cpu", ddr_cap=memory, created_by_factory=True)
     constraints = {table.name: lookups_of(table) for table in tables}
     known: dict[str, Any] = {
         "topology": topology, "batch_size": _BATCH, "constraints": constraints, "debug": False
     }  # fmt: skip
-    ours = AutoShardPlanner(cost_model=model, **known)
+    ours = AutoShardPlanner(**known)
     seconds, made = [], []
     for planner in (ours, EmbeddingShardingPlanner(**known)):
         bags, sharders = _model(tables), get_default_sharders()
@@ -62,10 +59,10 @@ def _plans(tables: tuple[EmbeddingTable, ...], ranks: int) -> tuple[float, float
             began = time.perf_counter()
             made.append(planner.plan(bags, sharders))
             seconds.append(time.perf_counter() - began)
-    task = ours.task
-    assert task is not None
-    task = replace(task, rules=())
-    costs = EstimatedCosts(model.for_objective(task.objective, ranks), task.batch_size)
+    assert ours.planning is not None
+    assert ours.planning.context is not None
+    assert ours.task is not None
+    task, costs = replace(ours.task, rules=()), ours.planning.context.costs
     steps = [costs.step_ms(from_torchrec(plan, task), task) for plan in made]
     return seconds[0], seconds[1], steps[0] / steps[1]
 

@@ -205,8 +205,8 @@ def test_the_page_is_made_from_the_metrics() -> None:
     assert (DOCS / "figures.md").read_text() == report.page(report.load(DOCS))
 
 
-def test_the_readme_quotes_metrics() -> None:
-    assert report.quotations(text_of("README.md"))
+def test_the_page_of_results_quotes_metrics() -> None:
+    assert report.quotations(text_of("docs/results.md"))
 
 
 @pytest.mark.parametrize("page", PAGES)

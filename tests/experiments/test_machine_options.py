@@ -11,8 +11,7 @@ from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.benchmark.operator.fbgemm import InstallationError
 from autoshard.benchmark.probe import probing
 from autoshard.benchmark.probe.report import ProbeError
-from autoshard.cost_model import OtherHardware
-from autoshard.experiments.console import machine
+from autoshard.cost_model import OtherHardware, hardware
 from autoshard.experiments.console.machine import MachineOptions
 
 
@@ -29,7 +28,7 @@ def test_where_no_probe_can_be_run_plans_are_for_machines_of_the_training_data(
         raise error("no FBGEMM here")
 
     monkeypatch.setattr(probing, "probe_here", fails)
-    monkeypatch.setattr(machine, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
+    monkeypatch.setattr(hardware, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
     with pytest.warns(OtherHardware, match="of nobody"):
         model = MachineOptions().model_for("cpu", tmp_path / "costs.db")
     assert model.probe is None
@@ -49,7 +48,7 @@ with claimed(f"core {sys.argv[1]}", "a pool that measures", 0):
 def test_a_probe_says_what_it_waits_for_and_plans_are_made_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
+    monkeypatch.setattr(hardware, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
     monkeypatch.setattr(probing, "CLAIM_SECONDS", 1.5)
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", HOLD, str(physical_cores()[0])]
@@ -71,8 +70,8 @@ def test_a_probe_says_what_it_waits_for_and_plans_are_made_without(
 def test_a_probe_that_others_slow_down_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
-    monkeypatch.setattr(machine, "_MAX_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
+    monkeypatch.setattr(hardware, "_MAX_PROBE_SECONDS", 0.0)
     with pytest.warns(OtherHardware, match="of nobody"):
         model = MachineOptions().model_for("cpu", tmp_path / "costs.db")
     assert model.probe is None

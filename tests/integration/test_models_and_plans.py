@@ -210,11 +210,16 @@ def test_what_cannot_be_planned_for_is_refused_in_a_line_that_names_it() -> None
     assert "tables a and b differ, fp32 with sgd and fp16 with sgd" in tell(both)
 
 
+def test_without_a_named_optimizer_row_wise_adagrad_is_assumed() -> None:
+    with pytest.warns(UserWarning, match="no optimizer is named for 3 of 3 tables: row-wise"):
+        found = tables_of(towers(None), [features()])
+    assert found.operator.optimizer == "rowwise_adagrad"
+
+
 def test_an_optimizer_whose_costs_are_not_known_is_refused() -> None:
     twice = towers(SGD)
     _apply_optimizer_in_backward(Adagrad, twice.parameters(), {"lr": 0.1})
-    assert "user.bags.clicks has no optimizer: prepare" in tell(towers(None))
-    assert "user.bags.clicks is trained by Adam" in tell(towers(Adam))
+    assert "user.bags.clicks is trained by adam" in tell(towers(Adam))
     assert "user.bags.clicks has 2 optimizers" in tell(twice)
 
 
