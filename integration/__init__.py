@@ -1,18 +1,18 @@
-"""Conversion between TorchRec models and plans, and those of this package.
+"""TorchRec models and plans, and the door for Python.
 
-Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
-for `DistributedModelParallel(plan=)`), `replica_options` (arguments of `DMPCollection` for a plan
-with replica groups), `from_torchrec` (the plan of a sharded model), `load_state`
-(weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
-(checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
-loading by TorchRec), `AutoShardPlanner` (in the place of
-TorchRec's planner), `TorchRecSharder` (its own
+Exports `AutoShardPlanner` (in the place of TorchRec's planner), `AutoShardProvider` (for TorchRec's
+planning API), `plan` and `Planned` (a plan in one call), `tables_of` (tables of a model, with
+lookups counted from batches), `to_torchrec` (a plan for `DistributedModelParallel(plan=)`),
+`replica_options` (arguments of `DMPCollection` for a plan with replica groups), `from_torchrec`
+(the plan of a sharded model), `load_state` (weights into a sharded model), `save_checkpoint`,
+`load_checkpoint` and `plan_of_checkpoint` (checkpoints for any plan), `reshard` (another plan while
+a model trains), `with_even_columns` (for loading by TorchRec), `TorchRecSharder` (TorchRec's
 planner as a sharder), `AccessStatistics` (of a profiled table, for TorchRec's caches),
 `memory_constraints` (rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model
 with `HotCold` collections).
 
 TorchRec is imported only here, when one of these is used. May import `sharders` and all below;
-inner packages only those below them: `rehearsal`, `checkpoints`, `plans`, `models`.
+inner packages only those below them: `planning` and `rehearsal`, `checkpoints`, `plans`, `models`.
 """
 
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autoshard.integration.models.tables import ModelTables, tables_of
     from autoshard.integration.planning.one_call import Planned, plan
     from autoshard.integration.planning.planner import AutoShardPlanner
+    from autoshard.integration.planning.provider import AutoShardProvider
     from autoshard.integration.plans.cache_statistics import AccessStatistics
     from autoshard.integration.plans.conversion import (
         from_torchrec,
@@ -57,6 +58,7 @@ else:
 __all__ = [
     "AccessStatistics",
     "AutoShardPlanner",
+    "AutoShardProvider",
     "HotCold",
     "ModelTables",
     "Planned",
