@@ -15,13 +15,6 @@ from autoshard.experiments.console.inputs import build_task, read_devices, read_
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
-from autoshard.experiments.explaining.plan_report import (
-    best_heuristic,
-    expected_line,
-    memory_parts,
-    show,
-    training_notes,
-)
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,
@@ -31,6 +24,12 @@ from autoshard.sharders import (
     needs_of,
     open_context,
     spec_of,
+)
+from autoshard.sharders.explaining.summary import (
+    best_heuristic,
+    expected_line,
+    memory_parts,
+    training_notes,
 )
 from autoshard.workload import (
     Device,
@@ -319,7 +318,7 @@ def main(config: ShardConfig) -> None:
         found = choose_replicas(
             task, context, config.sharder, size, config.sync_interval or 1, config.store
         )
-        show(found.parts())
+        cli.show(found.parts())
         plan, task, oracle = found.chosen.plan, found.chosen.task, found.oracle
     elif config.measures:
         from autoshard.experiments.evaluation.measured_plan import measured_plan  # loads Ray
@@ -335,15 +334,15 @@ def main(config: ShardConfig) -> None:
     best = best_heuristic(task, predictor, config.seed)
     what = f"near {name}" if config.start_plan else name
     cli.console.print(cost.table(f"{what}, estimated"))
-    show(memory_parts(plan, task))
+    cli.show(memory_parts(plan, task))
     for line in (expected_line(name, predictor.of(plan), best, task.objective), *lines):
         cli.say(line)
     for note in training_notes(plan, task):
         cli.say(note)
     if config.explain:
-        from autoshard.experiments.explaining.explain import explanation  # loads the search
+        from autoshard.sharders.explaining.explain import explanation  # loads the search
 
-        show(explanation(oracle, task, plan, best))
+        cli.show(explanation(oracle, task, plan, best))
     if config.picture is not None:
         cost.picture(config.picture, name)
     if config.plan is None:

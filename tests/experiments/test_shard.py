@@ -27,11 +27,11 @@ from autoshard.cost_model import (
 from autoshard.cost_model.learning.probed_machine import on_machine
 from autoshard.cost_model.models.checkpoint import OtherHardware
 from autoshard.experiments import shard
-from autoshard.experiments.console import machine
+from autoshard.experiments.console import cli, machine
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
-from autoshard.experiments.explaining.plan_report import memory_parts, show
 from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
+from autoshard.sharders.explaining.summary import memory_parts
 from autoshard.workload import (
     Device,
     Link,
@@ -205,7 +205,7 @@ def test_memory_is_told_part_by_part(
         row = [device.name, *(f"{size / 1e6:,.1f}" for size in sizes)]
         assert [*row, f"{mine.total / device.memory_bytes:.1%}"] in told
     kept = replace(task, devices=tuple(replace(d, reserved_bytes=GB // 8) for d in task.devices))
-    show(memory_parts(ShardingPlan.load(config.out), kept))
+    cli.show(memory_parts(ShardingPlan.load(config.out), kept))
     _, head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     column = head.index("reserve")
     assert [row[column] for row in rows] == [f"{GB / 8 / 1e6:,.1f}"] * 3

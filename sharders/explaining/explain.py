@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
-from autoshard.experiments.explaining.plan_report import (
+from autoshard.sharders.explaining.summary import (
     Baseline,
     ReportPart,
     format_columns,
     new_table,
 )
-from autoshard.sharders import Step, next_steps
+from autoshard.sharders.search.steps import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.plans.moves import moves_between, renumbered
 from autoshard.workload.plans.traffic import step_traffic
