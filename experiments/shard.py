@@ -109,6 +109,9 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """JSON file for the task, which --tables accepts; also for the tables of a --model."""
     picture: Path | None = None
     """PNG or SVG file for a chart of each device's costs."""
+    report: Path | None = None
+    """HTML file for a page about the plan, which needs no server: step, devices, tables, what
+    options save, what would help next. It takes as long as some further plans."""
     batch_size: int = 1024
     """Samples of a batch, all ranks together."""
     policy: Path = Path("cpu")
@@ -171,6 +174,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         check_file(self.out, "--out")
         check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
+        check_file(self.report, "--report", (".html",))
 
     def _check_ids(self, option: str) -> None:
         """Raises UserError if the sharder does not number rows anew, for which the option is."""
@@ -343,11 +347,17 @@ def main(config: ShardConfig) -> None:
         from autoshard.sharders.explaining.explain import explanation  # loads the search
 
         cli.show(explanation(oracle, task, plan, best))
-    if config.picture is not None:
-        cost.picture(config.picture, name)
-    if config.plan is None:
+    if config.plan is None:  # first, as what follows may fail
         plan.save(config.out)
         cli.say(f"the plan is in {config.out}")
+    if config.picture is not None:
+        cost.picture(config.picture, name)
+    if config.report is not None:
+        from autoshard.sharders import write_report  # loads the search
+
+        title = f"{config.tables or config.model}, sharded by {what}"
+        write_report(config.report, plan, task, replace(context, oracle=oracle), title=title)
+        cli.say(f"the report is in {config.report}")
 
 
 def _task(
