@@ -21,8 +21,8 @@ from autoshard.experiments.console.inputs import read_plan
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
-from autoshard.experiments.explaining.plan_report import new_table, show
 from autoshard.sharders import DriftReport, open_oracle
+from autoshard.sharders.explaining.summary import new_table
 from autoshard.sharders.replanning.move_advice import best_move, link_of, predicted
 from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
@@ -121,7 +121,7 @@ def main(config: DriftConfig) -> None:
     if not advice.stays:
         speed = link.all_to_all(len(task.devices)).bytes_s / 1e9
         *parts, _ = PlanDiff(now, advice.moves, advice.old, advice.new, speed).parts()
-        show(parts)  # without the last, which knows nothing of steps that are left
+        cli.show(parts)  # without the last, which knows nothing of steps that are left
     cli.say(report.line)
     if config.json is not None:
         numbers = {name.removeprefix("drift/"): value for name, value in report.metrics.items()}

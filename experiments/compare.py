@@ -19,6 +19,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions, check_measured_hardware
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
+from autoshard.experiments.evaluation.pages import write_pages
 from autoshard.experiments.evaluation.pictures import draw_pictures
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
@@ -263,9 +264,12 @@ def main(config: CompareConfig) -> None:
         }
         with ExitStack() as stack:
             folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
+            estimated = config.action == "estimate"
+            pages = write_pages(folder / "plans", found, oracle, names) if estimated else ()
             plans_of = {name: [o.plan for o in of] for name, of in found.outcomes.items()}
             for path in (
                 *write_results(folder, found.tasks, plans_of),
+                *pages,
                 *draw_pictures(folder / "pictures", found, scores, what, subject),
             ):
                 run.artifact(path, path.parent.relative_to(folder).as_posix())

@@ -16,7 +16,7 @@ from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff, changes_of_options
-from autoshard.experiments.explaining.plan_report import present_step, show
+from autoshard.experiments.explaining.plan_in_use import present_step
 from autoshard.sharders import open_oracle
 from autoshard.workload import (
     Constraints,
@@ -123,7 +123,7 @@ def main(config: DiffConfig) -> None:
         changes_of_options(old, compared),
         old.num_devices,
     )
-    show(diff.parts())
+    cli.show(diff.parts())
     if config.renumber is not None:
         nearest.save(config.renumber)
         how = "with its devices as they were, as it has row-wise tables"

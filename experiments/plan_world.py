@@ -15,7 +15,6 @@ from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.explaining.plan_report import ReportPart, new_table, show
 from autoshard.sharders import (
     SHARDERS,
     check_takes_seconds,
@@ -26,6 +25,7 @@ from autoshard.sharders import (
     oracle_of,
     spec_of,
 )
+from autoshard.sharders.explaining.summary import ReportPart, new_table
 from autoshard.workload import (
     Device,
     Objective,
@@ -243,7 +243,7 @@ def main(config: PlanWorldConfig) -> None:
         most = numbers[-1]
         raise UserError(f"no plan for {_devices(most)}, nor for fewer: {missing[most]}")
     cli.say(_title(config, len(tables), objectives[numbers[0]].name, worlds))
-    show(_report(worlds, missing, config.device_hour))
+    cli.show(_report(worlds, missing, config.device_hour))
     if config.json is not None:
         documents.write(config.json, WORLDS_SCHEMA.stamp({
             "worlds": [asdict(world) | {"samples_s": world.samples_s} for world in worlds],

@@ -15,13 +15,6 @@ from autoshard.experiments.console.inputs import build_task, read_devices, read_
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
-from autoshard.experiments.explaining.plan_report import (
-    best_heuristic,
-    expected_line,
-    memory_parts,
-    show,
-    training_notes,
-)
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,
@@ -31,6 +24,12 @@ from autoshard.sharders import (
     needs_of,
     open_context,
     spec_of,
+)
+from autoshard.sharders.explaining.summary import (
+    best_heuristic,
+    expected_line,
+    memory_parts,
+    training_notes,
 )
 from autoshard.workload import (
     Device,
@@ -110,6 +109,9 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """JSON file for the task, which --tables accepts; also for the tables of a --model."""
     picture: Path | None = None
     """PNG or SVG file for a chart of each device's costs."""
+    report: Path | None = None
+    """HTML file for a page about the plan, which needs no server: step, devices, tables, what
+    options save, what would help next. It takes as long as some further plans."""
     batch_size: int = 1024
     """Samples of a batch, all ranks together."""
     policy: Path = Path("cpu")
@@ -172,6 +174,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         check_file(self.out, "--out")
         check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
+        check_file(self.report, "--report", (".html",))
 
     def _check_ids(self, option: str) -> None:
         """Raises UserError if the sharder does not number rows anew, for which the option is."""
@@ -319,7 +322,7 @@ def main(config: ShardConfig) -> None:
         found = choose_replicas(
             task, context, config.sharder, size, config.sync_interval or 1, config.store
         )
-        show(found.parts())
+        cli.show(found.parts())
         plan, task, oracle = found.chosen.plan, found.chosen.task, found.oracle
     elif config.measures:
         from autoshard.experiments.evaluation.measured_plan import measured_plan  # loads Ray
@@ -335,20 +338,26 @@ def main(config: ShardConfig) -> None:
     best = best_heuristic(task, predictor, config.seed)
     what = f"near {name}" if config.start_plan else name
     cli.console.print(cost.table(f"{what}, estimated"))
-    show(memory_parts(plan, task))
+    cli.show(memory_parts(plan, task))
     for line in (expected_line(name, predictor.of(plan), best, task.objective), *lines):
         cli.say(line)
     for note in training_notes(plan, task):
         cli.say(note)
     if config.explain:
-        from autoshard.experiments.explaining.explain import explanation  # loads the search
+        from autoshard.sharders.explaining.explain import explanation  # loads the search
 
-        show(explanation(oracle, task, plan, best))
-    if config.picture is not None:
-        cost.picture(config.picture, name)
-    if config.plan is None:
+        cli.show(explanation(oracle, task, plan, best))
+    if config.plan is None:  # first, as what follows may fail
         plan.save(config.out)
         cli.say(f"the plan is in {config.out}")
+    if config.picture is not None:
+        cost.picture(config.picture, name)
+    if config.report is not None:
+        from autoshard.sharders import write_report  # loads the search
+
+        title = f"{config.tables or config.model}, sharded by {what}"
+        write_report(config.report, plan, task, replace(context, oracle=oracle), title=title)
+        cli.say(f"the report is in {config.report}")
 
 
 def _task(

@@ -7,7 +7,8 @@ search), `MeasuringSharder`, `AnnealingSharder` and `IncrementalSharder`.
 `RequiredOptions` makes plans of sharders that know columns alone take the options that rules ask
 for, and keeps tables in host memory where they do not fit into that of devices.
 `DriftMonitor` watches in a training loop whether a plan still fits the data.
-`next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
+`next_steps` suggests single changes of a plan, `explain_text` explains it, `write_report` writes a
+page about it. `load_policy` and `save_policy` handle folders.
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
         open_oracle,
         oracle_of,
     )
+    from autoshard.sharders.explaining.explain import explain_text
+    from autoshard.sharders.explaining.report import write_report
     from autoshard.sharders.heuristics.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.heuristics.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
     from autoshard.sharders.measuring import Measurer, MeasuringSharder
@@ -83,6 +86,7 @@ __all__ = [
     "Step",
     "check_takes_seconds",
     "cost_model_beside",
+    "explain_text",
     "find_policy",
     "load_policy",
     "make_measuring",
@@ -95,4 +99,5 @@ __all__ = [
     "save_policy",
     "spec_of",
     "usable_sharders",
+    "write_report",
 ]

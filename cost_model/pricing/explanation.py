@@ -1,4 +1,4 @@
-"""Explains step times: the slowest device of each phase and its most expensive pieces."""
+"""Explains step times: the slowest device of each phase, and what each table costs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ from torch import Tensor
 
 from autoshard.cost_model.networks.inputs import sums_of_devices
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
+from autoshard.cost_model.step.common_price import OWN_MS
 from autoshard.workload import Piece, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tasks.objective import PHASES
+from autoshard.workload.ways.option import option_of
 
 ALL_PHASES = "all phases"
 
@@ -79,6 +82,29 @@ def slowest_by_phase(
     return tuple(found)
 
 
+def table_costs_ms(
+    oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask
+) -> dict[str, float]:
+    """Returns what each table adds to a step of one device, in ms: that where it adds most.
+
+    It is the device's time minus its time without the table, and what the table adds on all devices
+    alike, as copies do. All-to-alls are those that count. As in `PieceCost`, the sum over tables
+    need not be the step.
+    """
+    common, options = oracle.common(task), plan.all_options()
+    most = dict.fromkeys((table.name for table in task.tables), 0.0)
+    if placed := plan.placed(task):
+        added_ms = _Devices(oracle, placed, plan.columns_task(task)).added_ms()
+        column_ms = StepPrice.of_plan(task, plan).column_ms()
+        owners = (each.table for each in plan.placements for _ in each.devices)
+        for owner, (piece, _), ms in zip(owners, placed, added_ms.tolist(), strict=True):
+            most[owner] = max(most[owner], ms + column_ms * piece.exchanged_columns)
+    return {
+        name: ms + float(common.loads(name, option_of(options, name))[OWN_MS])
+        for name, ms in most.items()
+    }
+
+
 class _Devices:
     """Phase times of devices, and of devices without one of their pieces."""
 
@@ -110,6 +136,11 @@ class _Devices:
             # Without columns, too, a device may wait for others.
             without = np.concatenate([compute_ms, self._exchange(dims)[device]])
             yield piece, self.phases_ms[device] - without
+
+    def added_ms(self) -> Floats:
+        """Returns what each piece adds to the passes of its device, [pieces]."""
+        without = self._compute_ms(self._sums[self._homes] - self._amounts)
+        return np.asarray((self.phases_ms[self._homes, :2] - without).sum(1))
 
     def _compute_ms(self, sums: Tensor) -> Floats:
         costs = self._oracle.expectation().price(sums.float())[..., 0, :]

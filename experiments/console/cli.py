@@ -7,12 +7,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import tyro
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autoshard.workload import UserError
@@ -117,6 +117,12 @@ def _line_of(box: str) -> str:
 def say(line: str) -> None:
     """Prints a line as it is, without markup."""
     console.print(line, markup=False, soft_wrap=True)
+
+
+def show(parts: Iterable[RenderableType]) -> None:
+    """Prints lines and tables of a report as they are made."""
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str), markup=False)
 
 
 def note(line: str) -> None:

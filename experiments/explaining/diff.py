@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autoshard.cost_model import StepPrediction
-from autoshard.experiments.explaining.plan_report import ReportPart, format_columns, new_table
+from autoshard.sharders.explaining.summary import ReportPart, format_columns, new_table
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.plans.moves import Move, Traffic, moved_bytes, traffic_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.experiments.explaining.plan_report import ReportPart, new_table
 from autoshard.sharders import SharderContext, make_sharder, oracle_of
+from autoshard.sharders.explaining.summary import ReportPart, new_table
 from autoshard.sharders.replanning.replicating import NoReplicas, ReplicaPlan, plan_replicas
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.packing.pack import pack

@@ -20,7 +20,6 @@ from autoshard.experiments.evaluation.planners import (
     steps_of,
 )
 from autoshard.experiments.evaluation.ratio import Ratio, relative
-from autoshard.experiments.explaining.plan_report import new_table
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.policy_evaluation import (
@@ -30,6 +29,7 @@ from autoshard.experiments.training.policy_evaluation import (
 )
 from autoshard.experiments.training.run_folder import policy_files
 from autoshard.sharders import Policy, load_policy
+from autoshard.sharders.explaining.summary import new_table
 
 TEST_SEED = 1000  # not used by evaluation
 _TEST_TASKS = 8

@@ -52,6 +52,7 @@ class TorchRecSharder:
         types: Sharding types that the planner chooses from, beside `table_wise`.
         device_type: torch's type of the devices. Default: `device_type_here`.
         sheet: Data sheet of the devices, if they are GPUs of a known kind.
+        seconds: Seconds after which the planner proposes no more plans. Default: no limit.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class TorchRecSharder:
         types: Collection[Split] = (),
         device_type: str | None = None,
         sheet: DataSheet | None = None,
+        seconds: float | None = None,
     ) -> None:
         self._types, self._device, self._sheet = types, device_type or device_type_here(), sheet
+        self._seconds = seconds
 
     @classmethod
     def of_context(cls, context: SharderContext, *words: str) -> "TorchRecSharder":
@@ -74,18 +77,21 @@ class TorchRecSharder:
         """
         types = tuple(_TYPES[word] for word in words)
         if context.oracle is None:
-            return cls(types)
+            return cls(types, seconds=context.seconds)
         if context.oracle.copies is None:
             types = tuple(each for each in types if each != "data_parallel")
         model = context.oracle.model
-        return cls(types, model.kind, model.data_sheet or data_sheet_of(model.provenance.hardware))
+        sheet = model.data_sheet or data_sheet_of(model.provenance.hardware)
+        return cls(types, model.kind, sheet, context.seconds)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""
         named = {f"t{number}": table for number, table in enumerate(task.tables)}
         ranks = len(task.devices)
         constraints = {name: self._constraints(table, ranks) for name, table in named.items()}
-        plan = plan_by_torchrec(_model(task, named), task, constraints, self._topology(task))
+        plan = plan_by_torchrec(
+            _model(task, named), task, constraints, self._topology(task), self._seconds
+        )
         placements, copied = list[Placement](), list[str]()
         for module in plan.plan.values():
             for name, sharding in module.items():
@@ -130,8 +136,10 @@ def plan_by_torchrec(
     task: ShardingTask,
     constraints: Mapping[str, ParameterConstraints],
     topology: Topology,
+    seconds: float | None = None,
 ) -> TorchRecPlan:
-    """Returns the plan of TorchRec's planner for a model with the tables of a task.
+    """Returns the plan of TorchRec's planner for a model with the tables of a task; the best one
+    that it has proposed after so many seconds, if they are given.
 
     Raises:
         PlanError: The planner finds no plan.
@@ -142,6 +150,7 @@ def plan_by_torchrec(
         constraints=dict(constraints),
         storage_reservation=FixedPercentageStorageReservation(0.0),
         debug=False,
+        timeout_seconds=None if seconds is None else max(1, round(seconds)),
     )
     logging.root.addFilter(_is_no_copy)
     try:

@@ -338,12 +338,10 @@ class PlanSearch(SearchState):
             option: The option; in columns, the table is whole or in slices, on devices that have
                 little to do without it.
         """
-        held = np.flatnonzero((self._owners == number) & (self._homes != GONE))
+        held, loads = self._without(number)
         leave, flip = tuple(held.tolist()), (number, option)
         if not option.by_columns:
             return [Change(leave, self._blocks(number, option), flip)]
-        loads = self._means.sum(1)
-        np.subtract.at(loads, self._homes[held], self._weight[held].sum(1))
         slices, found = self._wholes([flip]), list[Change]()
         while True:
             if len(slices) != len(held) or option != self._options[number]:
@@ -355,6 +353,28 @@ class PlanSearch(SearchState):
             ):
                 return found
             slices = np.concatenate(self._halves(slices.tolist()))
+
+    def wholes(self, table: str, count: int) -> list[Change]:
+        """Returns the steps that put a table whole on one of the devices that do least without it.
+
+        Args:
+            table: Name of the table; there is no step for one that others have to be with.
+            count: Maximum number of devices.
+        """
+        if table not in self._names:
+            return []
+        number = self._names.index(table)
+        held, loads = self._without(number)
+        (item,), leave = self._wholes([(number, COLUMN_WISE)]).tolist(), tuple(held.tolist())
+        homes = np.argsort(loads, kind="stable")[:count].tolist()
+        return [Change(leave, ((item, home),), (number, COLUMN_WISE)) for home in homes]
+
+    def _without(self, number: int) -> tuple[Ints, Floats]:
+        """Returns the items of a unit, and what devices do without them, in ms."""
+        held = np.flatnonzero((self._owners == number) & (self._homes != GONE))
+        loads = self._means.sum(1)
+        np.subtract.at(loads, self._homes[held], self._weight[held].sum(1))
+        return held, loads
 
     def _spread(
         self, slices: Ints, loads: Floats, leave: tuple[int, ...], flip: tuple[int, ShardingOption]

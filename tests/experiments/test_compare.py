@@ -202,6 +202,14 @@ def test_mlflow_holds_all_of_it(estimated: tuple[Path, str]) -> None:
     assert names() == {"tasks", "plans", "pictures", "compare.json"}
     assert names("pictures") == {"pictures/step_ms.png", "pictures/best_plan.png"}
     assert len(names("plans/autoshard")) == 6
+    assert {f"plans/{number}.html" for number in range(6)} <= names("plans")
+    steps = figures_of(folder)["sharders"]["autoshard"]["step_ms"]
+    for number, ms in enumerate(steps):
+        page = (folder / "out" / "plans" / f"{number}.html").read_text()
+        found = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+        assert found["title"].startswith(f"Task {number}, sharded by ")
+        assert found["step_ms"] <= ms * (1 + 1e-4)  # of the fastest plan
+        assert found["others"][-1]["ratio"][0] < 1.01  # the best heuristic's
 
 
 def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:

@@ -1,6 +1,7 @@
 """Sharding one's own tables: the plan, what is said of it, and what is said of bad input."""
 
 import csv
+import errno
 import json
 import re
 import warnings
@@ -27,11 +28,11 @@ from autoshard.cost_model import (
 from autoshard.cost_model.learning.probed_machine import on_machine
 from autoshard.cost_model.models.checkpoint import OtherHardware
 from autoshard.experiments import shard
-from autoshard.experiments.console import machine
+from autoshard.experiments.console import cli, machine
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
-from autoshard.experiments.explaining.plan_report import memory_parts, show
 from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
+from autoshard.sharders.explaining.summary import memory_parts
 from autoshard.workload import (
     Device,
     Link,
@@ -205,7 +206,7 @@ def test_memory_is_told_part_by_part(
         row = [device.name, *(f"{size / 1e6:,.1f}" for size in sizes)]
         assert [*row, f"{mine.total / device.memory_bytes:.1%}"] in told
     kept = replace(task, devices=tuple(replace(d, reserved_bytes=GB // 8) for d in task.devices))
-    show(memory_parts(ShardingPlan.load(config.out), kept))
+    cli.show(memory_parts(ShardingPlan.load(config.out), kept))
     _, head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     column = head.index("reserve")
     assert [row[column] for row in rows] == [f"{GB / 8 / 1e6:,.1f}"] * 3
@@ -241,6 +242,30 @@ def test_a_plan_is_explained(config: ShardConfig, capsys: pytest.CaptureFixture[
     costs = [float(ms) for _, ms in named]
     assert costs
     assert costs == sorted(costs, reverse=True)
+
+
+def test_a_page_is_written_after_the_plan(
+    config: ShardConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard.main(replace(config, sharder="dim", report=tmp_path / "plan.html"))
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert (first, second) == (
+        f"the plan is in {config.out}", f"the report is in {tmp_path / 'plan.html'}",
+    )  # fmt: skip
+    assert "synthetic:24:5:small, sharded by dim" in (tmp_path / "plan.html").read_text()
+    config.out.unlink()
+
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match=r"new.html: the report cannot be written: No space left"):
+        shard.main(replace(config, sharder="dim", report=tmp_path / "new.html"))
+    ShardingPlan.load(config.out).check(task_of(config, 1, 1, 1))
+    assert not (tmp_path / "new.html").exists()
 
 
 def test_a_plan_file_is_priced_in_place_of_making_one(
@@ -548,6 +573,9 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"out": tmp_path / "a_file" / "plan.json"}, "plan.json: cannot be written"),
         ({"out": Path("/proc/none/plan.json")}, "plan.json: cannot be written"),
         ({"picture": tmp_path / "plan.txt"}, "name a file that ends in .png or .svg for --picture"),
+        ({"report": tmp_path / "plan.txt"}, "name a file that ends in .html for --report"),
+        ({"report": tmp_path}, "is a folder: name a file for --report"),
+        ({"report": tmp_path / "a_file" / "plan.html"}, "plan.html: cannot be written"),
         ({"sharder": "autoshard_verified", "store": tmp_path}, "is a folder"),
         ({"plan": tmp_path / "none.json"}, "none.json: cannot be read"),
         ({"plan": tmp_path / "a_file"}, "a_file: line 1, column 1"),

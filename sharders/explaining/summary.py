@@ -1,18 +1,18 @@
-"""The report on every plan: memory, and expected step time against the best heuristic's.
+"""The summary of a plan: memory, and expected step time against the best heuristic's.
 
 Reports are lines of text and tables without frames.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.table import Table
 
-from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
-from autoshard.experiments.console import cli
-from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
+from autoshard.cost_model import StepPrediction, StepPredictor
+from autoshard.sharders.context import SharderContext
+from autoshard.sharders.heuristics.heuristics import HEURISTICS
+from autoshard.sharders.registry import make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.ways import WAYS
@@ -22,12 +22,6 @@ ReportPart = str | Table  # a line of text, or a table
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
-
-
-def show(parts: Iterable[ReportPart]) -> None:
-    """Prints the parts as they are made."""
-    for part in parts:
-        cli.console.print(part, soft_wrap=isinstance(part, str), markup=False)
 
 
 def new_table(columns: Sequence[str], texts: int = 1) -> Table:
@@ -45,28 +39,6 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
     """Returns `all 64`, or `0-32 of 64`."""
     whole = width == table.dim
     return f"all {table.dim}" if whole else f"{start}-{start + width} of {table.dim}"
-
-
-def present_step(
-    options: ObjectiveOptions, oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask
-) -> StepPrediction:
-    """Predicts the step of a plan in use, on the devices that it is for.
-
-    On another number of devices than the task has, it is priced by the link for so many; the time
-    of the dense part is taken to be proportional to the samples of a device.
-    """
-    ranks, last = plan.num_devices, len(task.devices) - 1
-    if ranks != len(task.devices):
-        objective = options.for_devices(ranks).build_objective(ranks, oracle.model)
-        dense_ms = objective.dense_ms * len(task.devices) / ranks
-        task = replace(
-            task,
-            devices=tuple(task.devices[min(number, last)] for number in range(ranks)),
-            rules=(),
-            objective=replace(objective, dense_ms=dense_ms),
-        )
-        oracle = oracle.for_objective(task.objective, ranks)
-    return StepPredictor(oracle, task).of(plan)
 
 
 def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]:

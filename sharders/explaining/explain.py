@@ -1,17 +1,21 @@
 """Explanations of a plan: its slowest devices, the best next changes, and a baseline plan."""
 
+import io
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rich.console import Console
+
 from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
-from autoshard.experiments.explaining.plan_report import (
+from autoshard.sharders.explaining.summary import (
     Baseline,
     ReportPart,
+    best_heuristic,
     format_columns,
     new_table,
 )
-from autoshard.sharders import Step, next_steps
+from autoshard.sharders.search.steps import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.plans.moves import moves_between, renumbered
 from autoshard.workload.plans.traffic import step_traffic
@@ -19,8 +23,29 @@ from autoshard.workload.plans.traffic import step_traffic
 _COSTLIEST = 3  # pieces shown of each phase's slowest device
 _MIN_MS = 0.005  # cost of a piece that is shown: less reads 0.00
 _STEPS = 5
+_WIDTH = 110  # characters of a line with a table, as text
 _MB = 1e6
 _ELSEWHERE = 5  # tables shown that are on other devices
+
+
+def explain_text(
+    plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts, seed: int = 0
+) -> str:
+    """Returns the explanation of a plan as plain text: the slowest device of each phase with its
+    costliest tables, the best next changes, and the differences from the best heuristic's plan.
+
+    Args:
+        plan: The plan.
+        task: Its task.
+        oracle: Predicts costs.
+        seed: Seed of heuristics that sample.
+    """
+    best = best_heuristic(task, StepPredictor(oracle, task), seed)
+    console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, emoji=False)
+    with console.capture() as text:
+        for part in explanation(oracle, task, plan, best):
+            console.print(part, soft_wrap=isinstance(part, str), markup=False)
+    return text.get()
 
 
 def explanation(
@@ -79,10 +104,11 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
     yield f"\nnext steps, each alone: step time in place of {now_ms:.2f} ms,"
     for step in found:
         gain = step.expected_ms / now_ms - 1
-        yield f"  {step.expected_ms:.2f} ms ({gain:+.1%}): {_format(step, task)}"
+        yield f"  {step.expected_ms:.2f} ms ({gain:+.1%}): {format_step(step, task)}"
 
 
-def _format(step: Step, task: ShardingTask) -> str:
+def format_step(step: Step, task: ShardingTask) -> str:
+    """Returns what a step changes, in one line."""
     names = [device.name for device in task.devices]
     pieces = []
     for moved, *ends in step.moved:

@@ -1,0 +1,1 @@
+"""Reports on plans without a console: tables of text, explanations, and a page in HTML."""
