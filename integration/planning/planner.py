@@ -240,10 +240,11 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         """Writes a page (HTML) about the last plan; if that fails, there is a warning alone."""
         from autoshard.sharders import write_report  # others do without
 
-        if self.sharding_plan is None or self.task is None or self._context is None:
-            raise UserError("no plan was made: call plan() first")
+        last = self.planning
+        if last is None or last.plan is None or last.task is None or last.context is None:
+            raise UserError("no plan was made here: call plan() first")
         try:
-            write_report(Path(path), self.sharding_plan, self.task, self._context, notes=self.notes)
+            write_report(Path(path), last.plan, last.task, last.context, notes=last.notes)
         except (UserError, OSError) as error:
             logger.warning("the report was not written, the plan is kept: %s", error)
 

@@ -522,7 +522,8 @@ def test_all_ranks_are_told_what_is_wrong_and_none_waits() -> None:
 def test_a_report_that_cannot_be_written_costs_no_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nowhere = tmp_path / "missing" / "plan.html"
+    (tmp_path / "file").touch()
+    nowhere = tmp_path / "file" / "plan.html"
     planner = ours("autoshard", topology(), 64, KNOWN, report=nowhere)
     assert planner.plan(model(), SHARDERS).plan["bags"]
     assert "the report was not written, the plan is kept" in caplog.text
