@@ -63,6 +63,17 @@ def model_of_sheet(
     return roofline_model(sheet, operator)
 
 
+def for_tables(model: CostModel, operator: OperatorOptions, report: Reporter) -> CostModel:
+    """Returns a model for tables of an operator; says so if it was not trained on such tables."""
+    known = model.provenance.operator
+    if known != operator:
+        report.result(
+            f"costs are known of {known}, and these tables are {operator}: costs are taken to be "
+            "alike, and are less certain (collect_costs.py --weights, --optimizer measures such)"
+        )
+    return model.for_operator(operator)
+
+
 def load_quietly(source: Path | str) -> CostModel:
     """Returns a cost model without a warning if it was trained on other hardware."""
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.cost_model.hardware import Reporter, for_tables
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
@@ -282,7 +283,10 @@ def main(config: ShardConfig) -> None:
     tables, stored = config.workload()
     given = config.plan or config.start_plan
     source = config.cost_model or cost_model_beside(config.policy)
-    models = config.models_for(source, config.store, stored)
+    models = [
+        model if stored is None else for_tables(model, stored, Reporter(cli.note, cli.note))
+        for model in config.models_for(source, config.store, stored)
+    ]
     devices = config.with_hardware(devices, models)
     context = open_context(
         frozenset() if given else needs_of([config.sharder]),
@@ -292,7 +296,7 @@ def main(config: ShardConfig) -> None:
         config.policy,
         config.store,
     )
-    task = _task(config, tables, devices, stored, context.costs)
+    task = _task(config, tables, devices, context.costs)
     if config.save_task is not None:
         task.save(config.save_task)
     context = replace(
@@ -364,17 +368,8 @@ def _task(
     config: ShardConfig,
     tables: tuple[EmbeddingTable, ...],
     devices: tuple[Device, ...],
-    stored: OperatorOptions | None,
     oracle: EstimatedCosts,
 ) -> ShardingTask:
-    """Returns the task; UserError if the cost model is for another operator than the tables'."""
-    known = oracle.model.provenance.operator
-    if stored not in (None, known):
-        raise UserError(
-            f"--model {config.model}: its tables are {stored}, and the cost model knows those "
-            f"that are {known}: name a --cost-model trained on measurements of collect_costs.py "
-            "with their --weights and --optimizer"
-        )
     objective = config.build_objective(len(devices), oracle.model)
     return build_task(
         tables, devices, config.batch_size, oracle.model, objective, config.constraints

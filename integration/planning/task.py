@@ -10,6 +10,7 @@ from autoshard.benchmark.probe.report import load_probe
 from autoshard.cost_model.hardware import (
     Reporter,
     find_data_sheet,
+    for_tables,
     load_quietly,
     model_of_machine,
     model_of_sheet,
@@ -92,14 +93,7 @@ class PlanOptions:
             model = load_quietly(self.cost_model or "cpu")
             self.store.parent.mkdir(parents=True, exist_ok=True)
             model = model_of_machine(model, self.store, report, probe, may_probe=True)
-        known = model.provenance.operator
-        if known != operator:
-            report.result(
-                f"costs are known of {known}, and these tables are {operator}: costs are taken to "
-                "be alike, and are less certain (collect_costs.py --weights, --optimizer measures)"
-            )
-            model = model.for_operator(operator)
-        return model
+        return for_tables(model, operator, report)
 
     def prepared(
         self,

@@ -75,6 +75,13 @@ def test_what_is_not_known_is_said_on_the_way(here: Path) -> None:
     assert "note: lookups of 8 of 8 tables are unknown" in done.stderr
 
 
+def test_tables_that_are_trained_by_another_optimizer_are_planned_with_a_note(here: Path) -> None:
+    done = run("shard.py", f"--model {here.name}:by_sgd --num-devices 2 --memory-gb 1", here)
+    note = "note: costs are known of fp32 with rowwise_adagrad, and these tables are fp32 with sgd"
+    assert note in done.stderr
+    ShardingPlan.load(here / "plan.json")
+
+
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
@@ -91,7 +98,6 @@ def test_what_is_not_known_is_said_on_the_way(here: Path) -> None:
         ("--model {0}:model --batches {0}:number", "--batches {0}:number: is a int: name a fun"),
         ("--model {0}:model --batches {0}:build_model", "is a Module: name a list or loader"),
         ("--model {0}:model --batches {0}:NAMES", "an item is a str: give KeyedJaggedTensors"),
-        ("--model {0}:by_sgd", "its tables are fp32 with sgd, and the cost model knows those that"),
     ],
 )
 def test_names_that_are_off_end_in_one_line(here: Path, asked: str, line: str) -> None:
