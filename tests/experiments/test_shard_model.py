@@ -78,7 +78,7 @@ def test_what_is_not_known_is_said_on_the_way(here: Path) -> None:
 def test_tables_that_are_trained_by_another_optimizer_are_planned_with_a_note(here: Path) -> None:
     done = run("shard.py", f"--model {here.name}:by_sgd --num-devices 2 --memory-gb 1", here)
     note = "note: costs are known of fp32 with rowwise_adagrad, and these tables are fp32 with sgd"
-    assert note in done.stderr
+    assert note in done.stdout
     ShardingPlan.load(here / "plan.json")
 
 
