@@ -1,7 +1,8 @@
 """What a step would take without the option of a table, and with other resources."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
 from autoshard.sharders.context import SharderContext, oracle_of
@@ -17,8 +18,7 @@ _PRICED = 64  # tables whose options are looked at, the costliest first
 _DEVICES = 8  # on which a table is tried whole: those that do least without it
 
 
-@dataclass(frozen=True)
-class WholeTable:
+class WholeTable(NamedTuple):
     """A plan but for one table, which is whole on the device where that is cheapest.
 
     Args:
@@ -96,8 +96,7 @@ def _is_valid(plan: ShardingPlan, task: ShardingTask) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(NamedTuple):
     """A change of the task, and the step of the best plan for it.
 
     Args:

@@ -22,7 +22,6 @@ from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
 from autoshard.cost_model.pricing.explanation import table_costs_ms
 from autoshard.sharders.context import SharderContext
 from autoshard.sharders.explaining.alternatives import (
-    WholeTable,
     alternatives,
     replanner,
     without_options,
@@ -40,7 +39,7 @@ _GIB = 2**30
 _SAVINGS = 20  # tables whose options are priced
 _STEPS = 5  # single changes
 _TORCHREC = "torchrec_all"
-_TORCHREC_SECONDS = 20.0
+_TORCHREC_SECONDS = 10.0
 # Tables times devices: for more, TorchRec's planner takes minutes to list what it chooses from.
 _TORCHREC_SIZE = 20_000
 _PHASES_IN_ORDER = (0, 2, 3, 1)  # forward, both all-to-alls, backward
@@ -91,8 +90,8 @@ def write_report(
     document["how"] += [
         f"Other tasks are planned again by {replanner(context)}, or keep this plan where that is "
         "faster; ratios are of the same scenarios.",
-        f"TorchRec's planner is {_TORCHREC}, stopped after {_TORCHREC_SECONDS:.0f} s with its best "
-        "plan so far; all plans are priced by the same cost model.",
+        f"TorchRec's planner is {_TORCHREC}; after {_TORCHREC_SECONDS:.0f} s, the best of its "
+        "plans so far counts. All plans are priced by the same cost model.",
     ]
     write_page(path, document, title)
 
@@ -251,21 +250,19 @@ def _tables(plan: ShardingPlan, task: ShardingTask, costs_ms: dict[str, float]) 
 
 
 def _what_options_save(plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts) -> Document:
+    """Returns tables, their options, the devices where they would be whole, and steps then."""
     costs_ms, options = table_costs_ms(oracle, plan, task), options_of(plan, task)
-    found: list[WholeTable] = without_options(oracle, task, plan, costs_ms, _SAVINGS)
-    return {
-        "savings": [
-            [each.table, options[each.table], task.devices[each.device].name,
-             _short(each.expected_ms)]
-            for each in found
-        ]
-    }  # fmt: skip
+    found = [
+        (each.table, options[each.table], task.devices[each.device].name, _short(each.expected_ms))
+        for each in without_options(oracle, task, plan, costs_ms, _SAVINGS)
+    ]
+    return {"savings": found}
 
 
 def _what_would_help(plan: ShardingPlan, task: ShardingTask, context: SharderContext) -> Document:
-    oracle = context.costs
+    """Returns the steps of plans for other tasks, and the best single changes of the plan."""
+    oracle, found = context.costs, list[Document]()
     now = StepPredictor(oracle, task).of(plan)
-    found = []
     for each in alternatives(task, plan, context):
         step = each.step and {**_step(each.what, each.step), **_ratio(each.step, now)}
         found.append(step or {"name": each.what, "note": each.note})
