@@ -29,6 +29,7 @@ from autoshard.integration.planning.adapter import PlanAdapter, PlannerInputs, P
 from autoshard.integration.planning.ranks import on_first_rank
 from autoshard.integration.planning.stores import probe_store
 from autoshard.integration.planning.task import PlanOptions, Rules
+from autoshard.sharders.explaining.summary import training_notes
 from autoshard.sharders.policy.files import SHIPPED
 from autoshard.sharders.registry import spec_of
 from autoshard.workload.data_sheets import DataSheet
@@ -204,9 +205,11 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
             line = text.partition(". Module")[0]
             kind = PlannerErrorType.STRICT_CONSTRAINTS
             raise PlannerError(f"{line}: allow other types or kernels", kind) from None
-        finally:
-            for note in self.notes:
-                logger.info(note)
+        if self.planning.plan is not None and self.planning.task is not None:
+            for note in training_notes(self.planning.plan, self.planning.task):
+                self.planning.say(note)
+        for note in self.notes:
+            logger.info(note)
         if self._report is not None and self.sharding_plan is not None:
             self.report(self._report)
         return found

@@ -373,6 +373,9 @@ def test_a_step_of_training_is_planned_with_copies_of_small_tables() -> None:
     assert planner.task is not None
     assert planner.task.objective.name == "step"
     assert types_of(made, "t0") == "data_parallel"
+    assert planner.sharding_plan is not None
+    assert "bags.t0" in planner.sharding_plan.copied
+    assert any("the optimizer of the dense layers must train them" in n for n in planner.notes)
     assert any("no optimizer is named for 16 of 16 tables" in note for note in planner.notes)
     assert planner.task.operator == OperatorOptions()
 
