@@ -1,9 +1,11 @@
-# make demo   set up and run the tour          make lint   style, types, imports between packages
-# make test   set up and run the tests         make bench  measure the metrics of docs/figures.md
-# make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
-# make chaos  kill processes and fill disks at random while commands run: 45 minutes
-# make doctor say what this machine can measure, and what is missing
-# make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
+# make demo     set up and run the tour         make lint   style, types, imports between packages
+# make test     set up and run the tests        make bench  measure the metrics of docs/figures.md
+# make e2e      those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
+# make package  build sdist and wheel, try them in an empty environment; DEMO=1: with the demo
+# make compat   set up torch 2.14, TorchRec 1.9 and newer libraries, and run the tests there
+# make chaos    kill processes and fill disks at random while commands run: 45 minutes
+# make doctor   say what this machine can measure, and what is missing
+# make mlflow   browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
 # Whichever of the two the machine has, and starts: what a version manager puts there may not.
 FOUND  := $(foreach minor,11 12,$(shell python3.$(minor) -c 'print("python3.$(minor)")' 2>/dev/null))
@@ -12,20 +14,25 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Which build of fbgemm: that for NVIDIA GPUs where there is one.
 EXTRA  ?= $(if $(wildcard /dev/nvidia[0-9]*),gpu,cpu)
-READY  := $(VENV)/.ready-$(EXTRA)
+# Which torch, with the fbgemm and the TorchRec that match it: 2.13 or 2.14.
+TORCH  ?= 2.13
+PINS   := constraints/torch-$(TORCH).txt
+PAIR   := $(EXTRA)$(if $(filter-out 2.13,$(TORCH)),-torch$(subst .,,$(TORCH)))
+READY  := $(VENV)/.ready-$(PAIR)
 
 # Whose runs make mlflow shows, and where.
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup doctor demo test e2e lint bench chaos gate gpu-check gpu-wheels mlflow clean
+.PHONY: setup doctor demo test e2e lint package compat bench chaos gate gpu-check gpu-wheels \
+	mlflow clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -e '.[$(EXTRA),dev,torchrec]'
-	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0 # it asks for fbgemm's CUDA build
+	$(BIN)/pip install --quiet -c $(PINS) -e '.[$(PAIR),dev,torchrec]'
+	$(BIN)/pip install --quiet -c $(PINS) --no-deps torchrec # it asks for fbgemm's CUDA build
 	mkdir -p $(VENV)/names # where mypy finds this folder under the name that it is installed by
 	ln -sfn ../.. $(VENV)/names/autoshard
 	touch $@
@@ -57,6 +64,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Some 2 GB are installed, in a folder for temporary files.
+package:
+	$(PYTHON) tests/try_package.py $(if $(DEMO),--demo)
+
+# In an environment of its own, with the newest Python that is here and starts.
+NEWEST = $(foreach minor,13 12 11,$(shell python3.$(minor) -c 'print("python3.$(minor)")' 2>/dev/null))
+compat:
+	$(MAKE) test VENV=.venv-compat TORCH=2.14 EXTRA=cpu PYTHON=$(firstword $(NEWEST))
 
 # What doctor says of a machine with GPUs, and the tests that need them, in a file to send.
 gpu-check: setup

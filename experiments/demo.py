@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """A demo of a few minutes: measure, calibrate, train a policy, compare its plans."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +85,8 @@ def main(config: DemoConfig) -> None:
         title = "4. measure its plans beside those of heuristics"
         seconds = _begin(title, budget, _COMPARING_SHARE, _MIN_COMPARING_S)
         cli.say(
-            f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: make "
-            f"mlflow STORE={uri}"
+            f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: "
+            f"{Path(sys.executable).with_name('mlflow')} ui --backend-store-uri {uri}"
         )
         compare.main(
             compare.CompareConfig(

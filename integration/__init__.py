@@ -51,7 +51,8 @@ else:
         except (ImportError, OSError) as error:  # OSError: a library that cannot be loaded
             reason = str(error).splitlines()[0][:160]
             raise UserError(
-                f"TorchRec cannot be imported ({reason}): make setup installs it"
+                f"TorchRec cannot be imported ({reason}): pip install 'autoshard[torchrec]' and, "
+                "by --no-deps, the torchrec of the version that fbgemm has; make setup does both"
             ) from error
 
 

@@ -10,7 +10,7 @@ from autoshard.benchmark.measurement import TIMING_METHOD
 from autoshard.workload import UserError
 
 # fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
-_TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
+TORCH_OF_FBGEMM = {"1.9": "2.14", "1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
 _OF_DRIVER = ("libnvidia-ml", "libcuda.so")  # libraries that come with NVIDIA's driver
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 
@@ -47,7 +47,7 @@ def check_pair() -> tuple[str, str]:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         raise InstallationError("torch is not installed: pip install torch==2.13.0") from None
-    wanted = _TORCH_OF_FBGEMM.get(".".join(fbgemm.split(".")[:2]))
+    wanted = TORCH_OF_FBGEMM.get(".".join(fbgemm.split(".")[:2]))
     if wanted is None or not torch.startswith(f"{wanted}."):
         raise InstallationError(
             f"torch {torch} and {distribution} {fbgemm} do not belong together: install "

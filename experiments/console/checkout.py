@@ -5,14 +5,17 @@ from pathlib import Path
 
 
 def git_commit() -> str | None:
-    """Returns the commit of the code; None outside a checkout."""
-    return _git("rev-parse", "HEAD") or None
+    """Returns the commit of the code; None outside a checkout.
+
+    An environment may lie in the checkout of another project, which does not know this file.
+    """
+    return (_git("ls-files", Path(__file__).name) and _git("rev-parse", "HEAD")) or None
 
 
 def is_changed() -> bool:
     """Returns whether code differs from its commit; documents are not compared."""
     changed = ("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*/pretrained/*")
-    return bool(_git(*changed))
+    return git_commit() is not None and bool(_git(*changed))
 
 
 def _git(*arguments: str) -> str:

@@ -3,15 +3,14 @@
 import json
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from commands import PATIENCE, said_by
+from wheels import copy_source
 
 from autoshard.workload import ShardingPlan, load_tables
 
-ROOT = Path(__file__).parents[2]
 TABLES = "synthetic:40:1:small"
 
 
@@ -23,12 +22,7 @@ def run(command: list[str], folder: Path, code: int = 0, **changes: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of what git knows, and of nothing that an earlier build left behind."""
     folder = tmp_path_factory.mktemp("wheel")
-    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in run(listed, folder).splitlines():
-        if (ROOT / name).is_file():
-            copy = folder / "source" / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((ROOT / name).read_bytes())
+    copy_source(folder / "source")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     run([*pip, "--wheel-dir", str(folder), str(folder / "source")], folder)
     (found,) = folder.glob("autoshard-*.whl")
@@ -66,13 +60,6 @@ def environment(wheel: Path, venv: Path, left_out: str = "autoshard") -> Path:
     where = "import autoshard.experiments.shard as found; print(found.__file__)"
     assert run([str(python), "-c", where], venv).startswith(str(site))
     return venv / "bin" / "autoshard"
-
-
-def test_it_holds_what_runs_and_no_tests(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {"autoshard/__init__.py", "autoshard/py.typed"} <= set(names)
-    parts = {part for name in names for part in Path(name).parts}
-    assert not parts & {"tests", "bench", "figures", "docs"}
 
 
 def test_it_plans_measures_and_compares(installed: Path, tmp_path: Path) -> None:

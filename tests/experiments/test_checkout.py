@@ -26,6 +26,9 @@ def test_a_checkout_tells_its_commit_and_whether_code_was_changed(
     (tmp_path / "README.md").write_text("first\n")
     assert (checkout.git_commit(), checkout.is_changed()) == (None, False)  # no checkout
     git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "README.md")
+    git(tmp_path, "commit", "--quiet", "--message", "of another project")
+    assert (checkout.git_commit(), checkout.is_changed()) == (None, False)  # as if installed there
     git(tmp_path, "add", "--all")
     git(tmp_path, "commit", "--quiet", "--message", "first")
     assert checkout.git_commit() == git(tmp_path, "rev-parse", "HEAD")

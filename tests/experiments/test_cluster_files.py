@@ -71,6 +71,7 @@ def test_all_that_pip_needs_is_copied(name: str) -> None:
     needed |= {
         "__init__.py",
         "__main__.py",
+        "constraints",
         *PROJECT["tool"]["setuptools"]["package-data"]["autoshard"],
     }
     packages = PROJECT["tool"]["setuptools"]["packages"]
@@ -82,6 +83,10 @@ def test_all_that_pip_needs_is_copied(name: str) -> None:
 def test_every_node_installs_the_build_for_its_hardware(name: str, tmp_path: Path) -> None:
     (command,) = [text for text in load(name)["setup_commands"] if "pip install" in text]
     assert "cd ~/autoshard" in command
+    (pins,) = re.findall(r"pip install --quiet -c (\S+)", command)
+    usual = f"TORCH  ?= {Path(pins).stem.removeprefix('torch-')}\n"
+    assert usual in (ROOT / "Makefile").read_text()
+    assert (ROOT / pins).is_file()
     wanted = re.search(r"\"\.\[.*\]\"", command)
     assert wanted is not None
     for device, extra in ((tmp_path, "gpu"), (tmp_path / "missing", "cpu")):
