@@ -7,8 +7,8 @@
 # make doctor   say what this machine can measure, and what is missing
 # make mlflow   browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
-# Whichever of the two the machine has, and starts: what a version manager puts there may not.
-FOUND  := $(foreach minor,11 12,$(shell python3.$(minor) -c 'print("python3.$(minor)")' 2>/dev/null))
+# Whichever of these the machine has, and starts: what a version manager puts there may not.
+FOUND  := $(foreach minor,11 12 13,$(shell python3.$(minor) -c 'print("python3.$(minor)")' 2>/dev/null))
 PYTHON ?= $(or $(firstword $(FOUND)),python3.11)
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torchrec.distributed.planner.types import (
@@ -20,6 +20,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder
 
 from autoshard.cost_model.hardware import Reporter
+from autoshard.cost_model.models.model import CostModel
 from autoshard.cost_model.threads import one_thread
 from autoshard.integration.models.bags import name_of
 from autoshard.integration.models.tables import described
@@ -36,6 +37,7 @@ from autoshard.sharders.context import SharderContext
 from autoshard.sharders.registry import make_sharder
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.plans.protocols import Sharder
+from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
 
 _TRIES = 4  # plans, each with less memory where TorchRec counts more than was to be had
@@ -106,6 +108,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._enumerator: Any = None
+        self._found: _Tables | None = None
         self._known: ModelOptions | None = None
         self._proposal: list[ShardingOption] | None = None
 
@@ -113,7 +116,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         self, search_space: Sequence[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         """Takes the options of all tables."""
-        self._enumerator = enumerator
+        self._enumerator, self._found = enumerator, None
         constraints, topology = self.inputs.constraints or {}, self.inputs.topology
         self._known = model_options(search_space, enumerator, constraints, topology)
         self._proposal = [
@@ -195,55 +198,43 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         self, known: ModelOptions, storage: Topology, lacking: list[int]
     ) -> list[ShardingOption]:
         """Returns options of priced tables with ranks; PlannerError if they do not fit."""
+        given = self.inputs.decider
         for _ in range(_TRIES):
-            plan = self._plan(known, storage, lacking)
+            if isinstance(given, ShardingPlan):
+                plan = given
+            else:
+                plan = self._plan(self._tables(known, storage), known, storage, lacking)
             made = torchrec_options(plan, known, self.inputs.topology)
             self._enumerator.populate_estimates(made)
             over = missing_storage(made, storage)
-            if not any(over) or isinstance(self.inputs.decider, ShardingPlan):
+            if not any(over) or isinstance(given, ShardingPlan):
                 break
             lacking = [had + more for had, more in zip(lacking, over, strict=True)]
         take_storage(made, copy.deepcopy(storage))  # raises where they do not fit
         self.now.plan = plan
         return made
 
-    def _plan(self, known: ModelOptions, storage: Topology, lacking: list[int]) -> ShardingPlan:
-        if isinstance(self.inputs.decider, ShardingPlan):
-            return self.inputs.decider
-        reporter = Reporter(self.now.say, self.now.say)
-        with warnings.catch_warnings(record=True) as doubts:
-            warnings.simplefilter("always")
-            found = described(
-                known.priced,
-                self.inputs.batches,
-                storage.world_size,
-                self.inputs.constraints,
-                known.fused_params,
-                self.inputs.batch_size,
-            )
-        for doubt in doubts:
-            self.now.say(str(doubt.message))
-        gpu = None
-        if storage.compute_device != "cpu" and self.inputs.options.hardware is None:
-            gpu, guess = gpu_of(storage)
-            if guess is not None and self.inputs.options.cost_model is None:
-                self.now.say(guess)
-        model = self.inputs.options.model(found.operator, gpu, reporter)
+    def _plan(
+        self, found: "_Tables", known: ModelOptions, storage: Topology, lacking: list[int]
+    ) -> ShardingPlan:
         ranks = storage.world_size
-        network = network_of(storage, model.links.get(ranks))
-        context, task = self.inputs.options.prepared(
+        options, report = self.inputs.options, Reporter(self.now.say, self.now.say)
+        context, task = options.prepared(
             found.tables,
             devices_of(storage, lacking),
             self.inputs.batch_size * ranks,
-            model,
-            network,
-            reporter,
+            found.model,
+            network_of(storage, found.model.links.get(ranks)),
+            report,
         )
         task = replace(task, rules=(*task.rules, *known.rules))
-        if known.uvm:
+        if known.uvm and found.model.data_sheet is not None:
             host = min(int(device.storage.ddr) for device in storage.devices)
             context = replace(context, host_bytes=host)
-        decider = self.inputs.decider or make_sharder(self.inputs.options.sharder, context)
+        decider = self.inputs.decider
+        if decider is None:
+            decider = make_sharder(options.sharder, context)
+        assert not isinstance(decider, ShardingPlan)
         self.now.context, self.now.task = context, task
         try:
             with one_thread():
@@ -252,6 +243,39 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         except PlanError as error:
             raise PlannerError(str(error), PlannerErrorType.PARTITION) from error
         return plan
+
+    def _tables(self, known: ModelOptions, storage: Topology) -> "_Tables":
+        """Returns the tables with their lookups, and their cost model; batches are read once."""
+        if self._found is not None:
+            return self._found
+        inputs, report = self.inputs, Reporter(self.now.say, self.now.say)
+        with warnings.catch_warnings(record=True) as doubts:
+            warnings.simplefilter("always")
+            found = described(
+                known.priced,
+                inputs.batches,
+                storage.world_size,
+                inputs.constraints,
+                known.fused_params,
+                inputs.batch_size,
+            )
+        for doubt in doubts:
+            self.now.say(str(doubt.message))
+        gpu = None
+        if storage.compute_device != "cpu" and inputs.options.hardware is None:
+            gpu, guess = gpu_of(storage)
+            if guess is not None and inputs.options.cost_model is None:
+                self.now.say(guess)
+        model = inputs.options.model(found.operator, gpu, report)
+        self._found = _Tables(found.tables, model)
+        return self._found
+
+
+class _Tables(NamedTuple):
+    """Tables with their lookups, and the cost model for them."""
+
+    tables: tuple[EmbeddingTable, ...]
+    model: CostModel
 
 
 def _first_of_each(options: Iterable[ShardingOption]) -> list[ShardingOption]:

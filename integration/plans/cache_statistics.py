@@ -6,6 +6,7 @@ import numpy as np
 from torchrec.distributed.types import CacheStatistics
 
 from autoshard.workload.access.caches import lfu_hit_rate, lru_hit_rate
+from autoshard.workload.access.reuse import lookups_of
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.tables.table import EmbeddingTable
 
@@ -32,6 +33,7 @@ class AccessStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has n
         if eviction not in _HIT_RATES:
             raise FieldError("eviction", f"must be lfu or lru, got {eviction!r}")
         self._table, self._distinct = table, table.access.distinct_rows
+        self._eviction, self._curve = eviction, table.access.curve
         self._batch_size, self._hit_rate = table.reuse_batch_size, _HIT_RATES[eviction]
 
     @property
@@ -42,6 +44,14 @@ class AccessStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has n
     def expected_miss_rate(self, clf: float) -> float:
         """Share of a batch's distinct rows that a cache of `clf` of all rows does not hold."""
         return 1 - self._hit_rate(self._table, clf * self._table.rows, self._batch_size)
+
+    def stable_fingerprint(self) -> tuple[object, ...]:
+        """Returns name, version and inputs of the statistics, by which TorchRec 1.9 knows a plan
+        again.
+        """
+        lookups = lookups_of(self._table, self._batch_size)
+        inputs = (self._eviction, self._table.rows, lookups, self._distinct, *self._curve)
+        return ("autoshard.AccessStatistics", 1, *inputs)
 
     @property
     def cacheability(self) -> float:

@@ -65,6 +65,17 @@ def test_the_planner_takes_the_choice() -> None:
         AccessStatistics(tables[0], "fifo")  # type: ignore[arg-type]
 
 
+def test_torchrec_knows_statistics_again_that_say_the_same() -> None:
+    """By what it calls a stable fingerprint, which another process must find as well."""
+    table, other = profiled("t", ZipfRows(2000, 1.3)), profiled("t", ZipfRows(2000, 0.5))
+    again = profiled("t", ZipfRows(2000, 1.3))
+    said = AccessStatistics(table).stable_fingerprint()
+    assert said == AccessStatistics(again).stable_fingerprint()
+    assert all(isinstance(each, str | int | float) for each in said)
+    for differs in (AccessStatistics(table, "lru"), AccessStatistics(other)):
+        assert differs.stable_fingerprint() != said
+
+
 def test_caches_know_which_rows_are_hot() -> None:
     hot_law, even_law = ZipfRows(2000, 1.3), ZipfRows(2000, 0.0)
     hot, even = (AccessStatistics(profiled("t", law)) for law in (hot_law, even_law))
