@@ -101,4 +101,4 @@ mlflow: setup
 	esac
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-compat build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
