@@ -33,7 +33,7 @@ def model() -> EmbeddingBagCollection:
 @pytest.mark.skipif(not HAS_API, reason="TorchRec is older than 1.9")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_dry_run_plans_for_each_sku(device: str) -> None:
-    from torchrec.distributed.planner.dry_run import DryRunOrchestrator, DryRunRequest
+    from torchrec.distributed.planner.dry_run import DryRunOrchestrator, DryRunRequest, SkuOverride
     from torchrec.distributed.planner.executor import DefaultPlannerExecutor
     from torchrec.distributed.planner.types import PlannerSessionContext
 
@@ -46,11 +46,11 @@ def test_a_dry_run_plans_for_each_sku(device: str) -> None:
         world_size=4,
         local_world_size=4,
         batch_size=512,
-        hbm_gb=1.0,
         ddr_gb=4.0,
         training_framework="apf",
         sku_list=["H100", "A100", "mine"],
         compute_device=device,
+        per_sku_overrides={"A100": SkuOverride(hbm_gb=40)},
     )
     context = PlannerSessionContext(request=request, results={})
     provider = AutoShardProvider({"mine": "l4-24gb"} if device == "cuda" else None, **options)
@@ -58,5 +58,10 @@ def test_a_dry_run_plans_for_each_sku(device: str) -> None:
     assert {sku: result.success for sku, result in found.items()} == {
         "H100": True, "A100": True, "mine": True
     }  # fmt: skip
+    if device == "cuda":
+        topology = provider.build_topology("A100", request, context)
+        assert topology.devices[0].storage.hbm == 40 * 2**30  # of the override
+        assert topology.intra_host_bw == 300e6
+        assert provider.build_topology("H100", request, context).hbm_mem_bw == 3350e6
     plan = found["H100"].sharding_plan.plan[""]
     assert {*plan} == {f"t{n}" for n in range(6)}
