@@ -30,11 +30,12 @@ class Reporter:
     notice: Say
 
 
-def find_data_sheet(hardware: str) -> DataSheet | None:
+def find_data_sheet(hardware: str, option: str = "hardware") -> DataSheet | None:
     """Returns the data sheet of a GPU; None for the file of a probe.
 
     Args:
         hardware: One of `DATA_SHEETS`, NAME=FILE of a data sheet, or the file of a probe.
+        option: What users call it.
 
     Raises:
         UserError: It is none of these.
@@ -44,7 +45,7 @@ def find_data_sheet(hardware: str) -> DataSheet | None:
         return read_data_sheet(name, Path(file))
     if name not in DATA_SHEETS and not Path(name).is_file():
         raise UserError(
-            f"hardware {name} is no file, and none of the GPUs {', '.join(DATA_SHEETS)}: "
+            f"{option} {name} is no file, and none of the GPUs {', '.join(DATA_SHEETS)}: "
             "name one of these, or NAME=FILE of a data sheet"
         )
     return DATA_SHEETS.get(name)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autoshard.workload import (
-    Constraints,
     Device,
     EmbeddingTable,
     Objective,
@@ -84,6 +83,8 @@ def build_task(
     operator = model.provenance.operator
     task = ShardingTask(tables, devices, batch_size, operator, objective=objective)
     if constraints is not None:
+        from autoshard.workload import Constraints  # loads YAML
+
         task = Constraints.of_file(constraints, task)
     if model.kind != "cuda":
         return task

@@ -123,7 +123,7 @@ class MachineOptions:
         """Data sheet of the GPU that `hardware` names; None if it names none."""
         if self.kinds or self.hardware is None:
             return None
-        return find_data_sheet(self.hardware)
+        return find_data_sheet(self.hardware, "--hardware")
 
     def model_for(
         self, source: Path | str, store: Path, operator: OperatorOptions | None = None
