@@ -116,10 +116,10 @@ def _use(
     if batches is not None:
         return counted(tables.values(), batches, world_size)
     known = {
-        name: _lookups(table, constraints[table.config.name], batch_size)
+        name: lookups_by(table, constraints[table.config.name], batch_size)
         for name, table in tables.items()
         if constraints
-        and table.config.name in constraints
+        and constraints.get(table.config.name) is not None
         and constraints[table.config.name].pooling_factors != [POOLING_FACTOR]  # TorchRec's default
     }
     unknown = len(tables) - len(known)
@@ -133,12 +133,17 @@ def _use(
     return {name: known.get(name, {"pooling_factor": one_each[name]}) for name in tables}
 
 
-def _lookups(
+def lookups_by(
     table: BagTable, constraint: ParameterConstraints, batch_size: int | None
 ) -> dict[str, Any]:
     """Returns the lookups of a sample, and its outputs where these are not one of each feature.
 
     A feature may be pooled several times in a sample, or in a batch of another size.
+
+    Args:
+        table: The table.
+        constraint: TorchRec's constraints of it.
+        batch_size: Samples of one rank, to which batch sizes of features relate.
     """
     count = len(table.config.feature_names)
     factors = constraint.pooling_factors * (count if len(constraint.pooling_factors) == 1 else 1)

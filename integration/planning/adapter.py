@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -23,6 +24,7 @@ from autoshard.cost_model.hardware import Reporter
 from autoshard.cost_model.models.model import CostModel
 from autoshard.cost_model.threads import one_thread
 from autoshard.integration.models.bags import name_of
+from autoshard.integration.models.lookups import GLOBAL_BATCHES
 from autoshard.integration.models.tables import described
 from autoshard.integration.planning.options import (
     missing_storage,
@@ -38,6 +40,7 @@ from autoshard.sharders.registry import make_sharder
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.plans.protocols import Sharder
 from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tasks.objective import Objective
 from autoshard.workload.tasks.task import ShardingTask
 
 _TRIES = 4  # plans, each with less memory where TorchRec counts more than was to be had
@@ -109,6 +112,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
     def __init__(self) -> None:
         self._enumerator: Any = None
         self._found: _Tables | None = None
+        self._read: list[Any] | None = None
         self._known: ModelOptions | None = None
         self._proposal: list[ShardingOption] | None = None
 
@@ -118,7 +122,19 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         """Takes the options of all tables."""
         self._enumerator, self._found = enumerator, None
         constraints, topology = self.inputs.constraints or {}, self.inputs.topology
-        self._known = model_options(search_space, enumerator, constraints, topology)
+        options = self.inputs.options
+        named = options.objective
+        training = (
+            named.in_training if isinstance(named, Objective) else Objective(named).in_training
+        )
+        self._known = model_options(
+            search_space,
+            enumerator,
+            constraints,
+            topology,
+            self.inputs.batch_size,
+            copies_have_price=training and topology.compute_device == "cpu",
+        )
         self._proposal = [
             *self._known.options.values(),
             *_first_of_each(self._known.unpriced),
@@ -200,11 +216,11 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         """Returns options of priced tables with ranks; PlannerError if they do not fit."""
         given = self.inputs.decider
         for _ in range(_TRIES):
-            if isinstance(given, ShardingPlan):
-                plan = given
-            else:
-                plan = self._plan(self._tables(known, storage), known, storage, lacking)
+            context, task = self._problem(known, storage, lacking)
+            self.now.context, self.now.task = context, task
+            plan = given if isinstance(given, ShardingPlan) else self._plan(context, task)
             made = torchrec_options(plan, known, self.inputs.topology)
+            plan.check_rules(task)
             self._enumerator.populate_estimates(made)
             over = missing_storage(made, storage)
             if not any(over) or isinstance(given, ShardingPlan):
@@ -214,10 +230,10 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         self.now.plan = plan
         return made
 
-    def _plan(
-        self, found: "_Tables", known: ModelOptions, storage: Topology, lacking: list[int]
-    ) -> ShardingPlan:
-        ranks = storage.world_size
+    def _problem(
+        self, known: ModelOptions, storage: Topology, lacking: list[int]
+    ) -> tuple[SharderContext, ShardingTask]:
+        found, ranks = self._tables(known, storage), storage.world_size
         options, report = self.inputs.options, Reporter(self.now.say, self.now.say)
         context, task = options.prepared(
             found.tables,
@@ -231,11 +247,13 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         if known.uvm and found.model.data_sheet is not None:
             host = min(int(device.storage.ddr) for device in storage.devices)
             context = replace(context, host_bytes=host)
+        return context, task
+
+    def _plan(self, context: SharderContext, task: ShardingTask) -> ShardingPlan:
         decider = self.inputs.decider
         if decider is None:
-            decider = make_sharder(options.sharder, context)
+            decider = make_sharder(self.inputs.options.sharder, context)
         assert not isinstance(decider, ShardingPlan)
-        self.now.context, self.now.task = context, task
         try:
             with one_thread():
                 plan = decider.shard(task)
@@ -243,6 +261,12 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         except PlanError as error:
             raise PlannerError(str(error), PlannerErrorType.PARTITION) from error
         return plan
+
+    def _batches(self, ranks: int) -> Iterable[Any] | None:
+        """Returns the batches that are counted; those of an iterator are kept for later plans."""
+        if self._read is None and self.inputs.batches is not None:
+            self._read = list(islice(self.inputs.batches, GLOBAL_BATCHES * ranks))
+        return self._read
 
     def _tables(self, known: ModelOptions, storage: Topology) -> "_Tables":
         """Returns the tables with their lookups, and their cost model; batches are read once."""
@@ -253,7 +277,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
             warnings.simplefilter("always")
             found = described(
                 known.priced,
-                inputs.batches,
+                self._batches(storage.world_size),
                 storage.world_size,
                 inputs.constraints,
                 known.fused_params,

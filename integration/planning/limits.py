@@ -50,7 +50,17 @@ def limits_of(
         width = min(-(-constraint.min_partition // DIM_STEP) * DIM_STEP, MAX_DIM)
         if _COLUMNS in types:
             found.append(("min_width", (width,)))
+    if found is not None and ("copied", ()) not in found and _is_of_fused_kernel(constraint):
+        found.append(("not_copied", ()))
     return found
+
+
+def _is_of_fused_kernel(constraint: ParameterConstraints | None) -> bool:
+    """Returns whether constraints have settings that the dense kernel of copies does not know."""
+    settings = (
+        "cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"
+    )  # fmt: skip
+    return any(getattr(constraint, name, None) is not None for name in settings)
 
 
 def _limits_of_types(types: frozenset[str], rows: int, ranks: int) -> list[Limit] | None:

@@ -31,7 +31,6 @@ from autoshard.integration.planning.stores import probe_store
 from autoshard.integration.planning.task import PlanOptions, Rules
 from autoshard.sharders.explaining.summary import training_notes
 from autoshard.sharders.policy.files import SHIPPED
-from autoshard.sharders.registry import spec_of
 from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans.plan import ShardingPlan
@@ -61,7 +60,7 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         constraints: Constraints by name of a table. All of their fields count.
         debug: Whether TorchRec's report has details.
         callbacks: Functions that change plans before they are returned.
-        timeout_seconds: Maximum seconds of planning, unless `seconds` says less.
+        timeout_seconds: Maximum seconds of TorchRec's planner, for tables without a price.
         plan_loader: Loads a plan in place of planning.
         hardware: A GPU by name (`h100-80gb`), NAME=FILE of its data sheet, or the file of a probe
             (`autoshard probe`). Default: the hardware of this machine.
@@ -136,20 +135,18 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
                 hardware=hardware,
                 cost_model=cost_model,
                 sharder=sharder if isinstance(sharder, str) else "autoshard",
-                seconds=timeout_seconds
-                if seconds is None and isinstance(sharder, str)
-                else seconds,
+                seconds=seconds,
                 objective=objective,
                 rules=rules,
                 store=probe_store() if store is None else Path(store),
                 policy=Path(policy),
                 seed=seed,
             ),
-            None if isinstance(sharder, str) else sharder,
+            _decider(sharder),
             batches,
             self._batch_size,
             self._topology,
-            constraints,
+            {name: each for name, each in (constraints or {}).items() if each is not None},
             {
                 "proposer": proposer,
                 "partitioner": partitioner,
@@ -210,8 +207,8 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
                 self.planning.say(note)
         for note in self.notes:
             logger.info(note)
-        if self._report is not None and self.sharding_plan is not None:
-            self.report(self._report)
+        if self._report is not None:
+            self._write_report(self._report)
         return found
 
     def collective_plan(
@@ -232,28 +229,41 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
                 "the process group is not initialised: call torch.distributed.init_process_group "
                 "first, or plan() on a single rank"
             )
-        if group.size() != self._topology.world_size:
-            raise UserError(
-                f"the topology has {self._topology.world_size} ranks, and the process group "
-                f"{group.size()}: give a topology of as many"
-            )
-        return on_first_rank(group, module, lambda: self.plan(module, sharders))
+        return on_first_rank(
+            group, module, self._topology.world_size, lambda: self.plan(module, sharders)
+        )
 
     def report(self, path: Path | str) -> None:
-        """Writes a page (HTML) about the last plan; if that fails, there is a warning alone."""
+        """Writes a page (HTML) about the last plan.
+
+        Raises:
+            UserError: There is no plan, or the file cannot be written.
+        """
         from autoshard.sharders import write_report  # others do without
 
         last = self.planning
         if last is None or last.plan is None or last.task is None or last.context is None:
-            raise UserError("no plan was made here: call plan() first")
+            raise UserError(
+                "there is no plan of autoshard on this rank: call plan() first; after "
+                "collective_plan, the first rank has it, unless TorchRec's planner planned all tables"
+            )
+        write_report(Path(path), last.plan, last.task, last.context, notes=last.notes)
+
+    def _write_report(self, path: Path) -> None:
+        """Writes the page; if that fails, there is a warning alone."""
         try:
-            write_report(Path(path), last.plan, last.task, last.context, notes=last.notes)
+            self.report(path)
         except (UserError, OSError) as error:
             logger.warning("the report was not written, the plan is kept: %s", error)
 
 
-def _seconds(seconds: float | None, timeout_seconds: float | None, sharder: object) -> float | None:
-    """Returns the seconds that a sharder may search: TorchRec's limit counts where it has one."""
-    if seconds is None and isinstance(sharder, str) and spec_of(sharder).time != "own":
-        return timeout_seconds
-    return seconds
+def _decider(sharder: object) -> Any:
+    """Returns a sharder or a plan that was given; None for a name."""
+    if isinstance(sharder, str):
+        return None
+    if not isinstance(sharder, ShardingPlan) and not callable(getattr(sharder, "shard", None)):
+        raise UserError(
+            f"sharder: must be the name of one, an object with shard(task), or a ShardingPlan, got "
+            f"a {type(sharder).__name__}"
+        )
+    return sharder

@@ -34,18 +34,17 @@ def devices_of(topology: Topology, lacking: Sequence[int] = ()) -> tuple[Device,
         lacking: Bytes of each rank that may not be used; by default none.
 
     Raises:
-        UserError: A rank has no storage.
+        UserError: No rank has storage.
     """
-    found, field = [], storage_of(topology)
-    for rank, device in enumerate(topology.devices):
-        usable = int(getattr(device.storage, field)) - (lacking[rank] if lacking else 0)
-        if usable <= 0:
-            raise UserError(
-                f"rank {rank} of the topology has no {field} left for tables: give it more "
-                f"({field}_cap), or reserve less (storage_reservation)"
-            )
-        found.append(Device(f"rank{rank}", usable))
-    return tuple(found)
+    field = storage_of(topology)
+    free = [int(getattr(device.storage, field)) for device in topology.devices]
+    if max(free) <= 0:
+        raise UserError(
+            f"no rank of the topology has {field} left for tables: give it more ({field}_cap), or "
+            "reserve less (storage_reservation)"
+        )
+    usable = (had - (lacking[rank] if lacking else 0) for rank, had in enumerate(free))
+    return tuple(Device(f"rank{rank}", max(1, size)) for rank, size in enumerate(usable))
 
 
 def network_of(topology: Topology, known: AnyLink | None) -> AnyLink | None:
@@ -54,9 +53,6 @@ def network_of(topology: Topology, known: AnyLink | None) -> AnyLink | None:
     Args:
         topology: The topology.
         known: Network of so many ranks by the cost model; None if unknown.
-
-    Raises:
-        UserError: Ranks do not fill nodes.
     """
     ranks, node = topology.world_size, topology.intra_group_size
     if ranks == 1:
@@ -66,13 +62,13 @@ def network_of(topology: Topology, known: AnyLink | None) -> AnyLink | None:
         if known is None or node >= ranks or known.nodes(ranks) > 1:
             return known
         # Of the nodes' network nothing is known but TorchRec's default.
-        between = Link(CROSS_NODE_BANDWIDTH * _BYTES_S, _LATENCY_S)
-        network: AnyLink = Network(known.all_to_all(ranks), between, node)
+        inside, between = known.all_to_all(ranks), Link(given[1] * _BYTES_S, _LATENCY_S)
     else:
         inside, between = (Link(each * _BYTES_S, _LATENCY_S) for each in given)
-        network = inside if node >= ranks else Network(inside, between, node)
-    network.nodes(ranks)  # raises where nodes are not full
-    return network
+    if node >= ranks:
+        return inside
+    # Of nodes that are not full, all-to-alls are as slow as between nodes.
+    return between if ranks % node else Network(inside, between, node)
 
 
 def gpu_of(topology: Topology) -> tuple[DataSheet, str | None]:

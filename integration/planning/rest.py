@@ -10,11 +10,20 @@ from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.types import (
     Enumerator,
     PlannerError,
+    PlannerErrorType,
     ShardingOption,
     StorageReservation,
     Topology,
 )
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.types import ModuleSharder, ShardingType
+
+from autoshard.integration.models.bags import name_of
+
+_BY_ROWS = {
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+}
 
 
 def plan_of_torchrec(
@@ -38,6 +47,14 @@ def plan_of_torchrec(
         arguments: Other arguments of EmbeddingShardingPlanner.
     """
     found = list[ShardingOption]()
+    offered = [option for option in options if not _has_uneven_rows(option)]
+    lacking = {(o.path, o.name) for o in options} - {(o.path, o.name) for o in offered}
+    if lacking:
+        raise PlannerError(
+            f"table {name_of(*sorted(lacking)[0])} may be in uneven blocks of rows alone, which "
+            "TorchRec looks up wrongly: give ranks equal storage, or allow other sharding types",
+            PlannerErrorType.STRICT_CONSTRAINTS,
+        )
 
     def with_others(plan: list[ShardingOption]) -> list[ShardingOption]:
         found.extend(plan)
@@ -45,7 +62,7 @@ def plan_of_torchrec(
 
     planner = EmbeddingShardingPlanner(
         topology=left,
-        enumerator=_Offers(options, enumerator),
+        enumerator=_Offers(offered, enumerator),
         storage_reservation=_Left(left),
         stats=NoopEmbeddingStats(),
         callbacks=[with_others],
@@ -60,6 +77,17 @@ def plan_of_torchrec(
         text = f"TorchRec's planner finds no place for the {count} tables that it plans: {reason}"
         raise PlannerError(text, error.error_type) from None
     return found
+
+
+def _has_uneven_rows(option: ShardingOption) -> bool:
+    """Returns whether blocks of rows are other than TorchRec looks ids up by (silently wrong)."""
+    if option.sharding_type not in _BY_ROWS:
+        return False
+    first = min(shard.offset[1] for shard in option.shards)
+    blocks = sorted((s.offset[0], s.size[0]) for s in option.shards if s.offset[1] == first)
+    rows, size = option.tensor.shape[0], -(-option.tensor.shape[0] // len(blocks))
+    even = [(n * size, max(0, min(size, rows - n * size))) for n in range(len(blocks))]
+    return [held for _, held in blocks] != [held for _, held in even]
 
 
 class _Offers(Enumerator):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.integration.models.bags import BagTable, name_of
-from autoshard.integration.models.tables import operator_of
+from autoshard.integration.models.tables import lookups_by, operator_of
 from autoshard.integration.planning.limits import Limit, grouped_rules, limits_of
 from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED
 from autoshard.integration.plans.slower_memory import kernel_of
@@ -73,6 +73,7 @@ class _Table:
     table: BagTable | None = None
     operator: OperatorOptions | None = None
     limits: list[Limit] = field(default_factory=list)
+    own_cache: bool = False  # its constraints describe one
 
 
 def model_options(
@@ -80,6 +81,8 @@ def model_options(
     enumerator: Enumerator | None,
     constraints: Mapping[str, ParameterConstraints],
     topology: Topology,
+    batch_size: int,
+    copies_have_price: bool,
 ) -> ModelOptions:
     """Returns the options of a model's tables by who plans them.
 
@@ -90,6 +93,8 @@ def model_options(
         enumerator: The enumerator that made them.
         constraints: TorchRec's constraints by name of a table.
         topology: Topology of the ranks.
+        batch_size: Samples of one rank.
+        copies_have_price: Whether copies of tables have a price.
     """
     found: dict[str, _Table] = defaultdict(_Table)
     for option in search_space:
@@ -105,10 +110,14 @@ def model_options(
     configs, reasons = _Configs(), dict[str, str]()
     for name, each in found.items():
         given = constraints.get(each.options[0].name)
-        if given is None or not given.sharding_types:
+        kernels = None if given is None else given.compute_kernels
+        if (given is None or not given.sharding_types) and (not kernels or FUSED in kernels):
             each.types |= more
+        each.own_cache = given is not None and given.cache_params is not None
         try:
-            _examine(each, configs, given, fused_params, topology)
+            _examine(each, configs, given, fused_params, topology, batch_size)
+            if each.limits == [("copied", ())] and not copies_have_price:
+                _refuse_copies(each)
         except UserError as error:
             reasons[name] = str(error)
     common = _most_common(found.values())
@@ -132,7 +141,12 @@ def model_options(
 
 def _may_be_in_host_memory(each: _Table) -> bool:
     kernels = {option.compute_kernel for option in each.options}
-    return {kernel_of(0), kernel_of(1)} <= kernels
+    return {kernel_of(0), kernel_of(1)} <= kernels and not each.own_cache
+
+
+def _refuse_copies(each: _Table) -> None:
+    each.table = each.operator = None
+    raise UserError("it may be copied alone, and copies have no price")
 
 
 class _Configs:
@@ -156,6 +170,7 @@ def _examine(
     constraint: ParameterConstraints | None,
     fused_params: Mapping[str, Any] | None,
     topology: Topology,
+    batch_size: int,
 ) -> None:
     """Finds operator and limits of a table; UserError if it has no price."""
     path, collection = each.options[0].module
@@ -169,6 +184,8 @@ def _examine(
     if topology.compute_device != "cpu" and table.config.embedding_dim > MAX_COLUMNS:
         raise UserError(f"it has more than {MAX_COLUMNS:,} columns")
     table.described()  # its dim may be odd
+    if constraint is not None:
+        table.described(**lookups_by(table, constraint, batch_size))  # of its features, or too many
     operator = operator_of(table, fused_params)
     types, rows = frozenset(each.types & _PRICED), table.config.num_embeddings
     limits = limits_of(types, rows, topology.world_size, constraint) if types else None

@@ -16,6 +16,7 @@ from autoshard.cost_model.hardware import (
     model_of_sheet,
 )
 from autoshard.cost_model.models.model import CostModel
+from autoshard.integration.planning.stores import writable
 from autoshard.sharders.context import SharderContext, open_context
 from autoshard.sharders.policy.files import SHIPPED
 from autoshard.sharders.registry import check_takes_seconds, needs_of
@@ -63,8 +64,15 @@ class PlanOptions:
         if not isinstance(self.objective, Objective) and self.objective not in names:
             problem = f"must be one of {', '.join(names)}, got {self.objective!r}"
             raise FieldError("objective", problem)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise FieldError("seed", f"must be a whole number from 0 up, got {self.seed!r}")
+        if not isinstance(self.hardware, str | DataSheet | None):
+            raise FieldError("hardware", f"must be a name or a file, got {self.hardware!r}")
+        if not isinstance(self.sharder, str):
+            raise FieldError("sharder", f"must be the name of one, got {self.sharder!r}")
         if self.seconds is not None:
-            if not 0 < self.seconds < float("inf"):
+            number = isinstance(self.seconds, int | float)
+            if not number or not 0 < self.seconds < float("inf"):
                 raise FieldError("seconds", f"must be more than 0, got {self.seconds}")
             check_takes_seconds(self.sharder)
         needs_of([self.sharder])  # raises for an unknown name
@@ -91,8 +99,10 @@ class PlanOptions:
             return model_of_sheet(sheet, operator, report)
         else:
             model = load_quietly(self.cost_model or "cpu")
-            self.store.parent.mkdir(parents=True, exist_ok=True)
-            model = model_of_machine(model, self.store, report, probe, may_probe=True)
+            store = writable(self.store)
+            if store != self.store:
+                report.notice(f"{self.store} cannot be written: a probe is kept in {store}")
+            model = model_of_machine(model, store, report, probe, may_probe=True)
         return for_tables(model, operator, report)
 
     def prepared(

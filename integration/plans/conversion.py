@@ -271,7 +271,7 @@ def sharding_types(
     found = {name: _SPLIT if tables[name].path in split else _WHOLE for name in others}
     if allowed is not None:
         for name, kind in found.items():
-            if kind not in allowed[name]:  # of a whole table either will do
+            if kind not in allowed[name] and len(pieces[name]) == 1:  # either will do
                 found[name] = _WHOLE if kind == _SPLIT else _SPLIT
     return row_wise | found
 

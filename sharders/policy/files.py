@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -87,7 +88,8 @@ def load_policy(policy: Path | str) -> Policy:
             known = document["terms"], document["options"]
             if known != ([*TERMS], [*OPTION_KINDS]):
                 raise PolicyError("its features differ from those of this version: train it again")
-            network = PolicyNetwork(PolicyShape.from_json(document["shape"]))
+            with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and replaced
+                network = PolicyNetwork(PolicyShape.from_json(document["shape"]))
             try:
                 network.load_state_dict(load((where / _WEIGHTS).read_bytes()))
             except (OSError, SafetensorError, RuntimeError) as error:

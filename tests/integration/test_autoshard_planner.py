@@ -3,7 +3,7 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from torchrec.distributed.planner.planners import EmbeddingPlannerBase
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import CustomTopologyData, PlannerError
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from autoshard.cost_model import hardware
 from autoshard.cost_model.hardware import load_quietly
 from autoshard.integration import AutoShardPlanner, from_torchrec, load_state, to_torchrec
 from autoshard.sharders import SharderContext, make_sharder
@@ -438,6 +440,95 @@ def test_tables_without_a_price_go_first_where_memory_is_short() -> None:
     assert set(made.plan) == {"bags", "history"}
 
 
+def test_what_the_dense_kernel_does_not_know_keeps_tables_from_being_copied() -> None:
+    small = {
+        name: ParameterConstraints(bounds_check_mode=BoundsCheckMode.WARNING) for name in "abc"
+    }
+    planner = ours("autoshard", topology(), 8, small)
+    planner.plan(model(), SHARDERS)
+    assert planner.sharding_plan is not None
+    assert not planner.sharding_plan.has_copies
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_table_that_may_be_copied_alone_is_copied(device: str) -> None:
+    copied = {"a": ParameterConstraints(sharding_types=["data_parallel"])}
+    known = {"hardware": "h100-80gb"} if device == "cuda" else {}
+    planner = ours("autoshard", topology(device=device), 64, copied, **known)
+    made = planner.plan(model(), SHARDERS)
+    assert types_of(made, "a") == "data_parallel"
+    assert any("copies have no price" in note for note in planner.notes) == (device == "cuda")
+
+
+def test_kernels_of_constraints_are_kept_on_cpus() -> None:
+    dense = {name: ParameterConstraints(compute_kernels=["dense"]) for name in "abc"}
+    made = ours("autoshard", topology(), 64, dense).plan(model(), SHARDERS)
+    assert {sharding.compute_kernel for sharding in made.plan["bags"].values()} == {"dense"}
+
+
+def test_caches_of_constraints_are_kept() -> None:
+    cache = CacheParams(load_factor=0.05, algorithm=CacheAlgorithm.LRU)
+    limits = {name: ParameterConstraints(cache_params=cache) for name in "abc"}
+    small = topology(6, device="cuda")
+    planner = ours("autoshard", small, 64, limits, hardware="h100-80gb")
+    made = planner.plan(model(), SHARDERS)
+    for sharding in made.plan["bags"].values():
+        assert sharding.cache_params.load_factor == 0.05
+        assert sharding.cache_params.algorithm is CacheAlgorithm.LRU
+
+
+def test_uneven_blocks_of_rows_are_not_taken_for_tables_without_a_price() -> None:
+    """TorchRec looks ids up in blocks of ceil(rows / ranks): others give wrong sums silently."""
+    rows = EmbeddingConfig(name="h", num_embeddings=400, embedding_dim=8, feature_names=["h"])
+    history = nn.ModuleDict({"history": EmbeddingCollection([rows], device=torch.device("meta"))})
+    caps = CustomTopologyData({"ddr_cap": [2**28, 2**30]}, 2)
+    uneven = Topology(2, "cpu", custom_topology_data=caps, created_by_factory=True)
+    made = ours("autoshard", uneven).plan(history, get_default_sharders())
+    for shard in made.plan["history"]["h"].sharding_spec.shards:
+        assert shard.shard_sizes[0] in (200, 400)
+    by_rows = {"h": ParameterConstraints(sharding_types=["row_wise"])}
+    with pytest.raises(
+        PlannerError, match=r"table history\.h may be in uneven blocks of rows alone"
+    ):
+        ours("autoshard", uneven, 64, by_rows).plan(history, get_default_sharders())
+
+
+def test_a_given_plan_keeps_constraints() -> None:
+    whole = {"b": ParameterConstraints(sharding_types=["table_wise"])}
+    with pytest.raises(PlanError, match="the plan breaks the constraint"):
+        ours(PLAN, topology(), 64, whole).plan(model(), SHARDERS)
+
+
+def test_planning_leaves_the_random_state_as_it_is() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    ours("autoshard", topology(), 64, KNOWN).plan(model(), SHARDERS)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_batches_of_an_iterator_serve_several_plans() -> None:
+    def batches() -> Iterator[KeyedJaggedTensor]:
+        for _ in range(8):
+            lengths = torch.ones(4 * 64, dtype=torch.int64)
+            yield KeyedJaggedTensor(["a", "b", "d", "c"], torch.arange(4 * 64), lengths=lengths)
+
+    planner = ours("autoshard", topology(), 64, batches=batches())
+    first = planner.plan(model(), SHARDERS)
+    assert planner.plan(model(), SHARDERS) == first
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_no_plan(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    planner = AutoShardPlanner(topology(), 64, constraints=KNOWN)
+    monkeypatch.setattr(hardware, "_on", lambda model, *_: model)  # no probe
+    assert planner.plan(model(), SHARDERS).plan["bags"]
+    assert any("cannot be written: a probe is kept in" in note for note in planner.notes)
+
+
 # What cannot be.
 
 
@@ -455,7 +546,7 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
         lambda: ours("dim", topology()).collective_plan(model())
     )
     none = Topology(2, "cuda", hbm_cap=0, created_by_factory=True)
-    assert "rank 0 of the topology has no hbm left" in line_of(
+    assert "no rank of the topology has hbm left" in line_of(
         lambda: ours("dim", none, hardware="h100-80gb", storage_reservation=unreserved()).plan(
             model(), SHARDERS
         )
@@ -480,6 +571,9 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
     for options, told in (
         ({"objective": "speed"}, "objective: must be one of step, pipelined"),
         ({"seconds": -1.0}, "seconds: must be more than 0"),
+        ({"seconds": "1"}, "seconds: must be more than 0"),
+        ({"seed": None}, "seed: must be a whole number from 0 up"),
+        ({"hardware": 5}, "hardware: must be a name or a file"),
         ({"hardware": "h1000"}, "hardware h1000 is no file, and none of the GPUs"),
         ({"rules": {"tables": {"x": {"whole": True}}}}, "'x' is no table of this task"),
     ):
@@ -489,6 +583,7 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
             )
         )
     assert "sharder 'best' is not one of" in line_of(lambda: ours("best", topology()))
+    assert "sharder: must be the name of one" in line_of(lambda: ours({}, topology()))
 
 
 def different_models() -> list[str]:
@@ -517,7 +612,7 @@ def test_all_ranks_are_told_what_is_wrong_and_none_waits() -> None:
     assert first == second
     ranks, shapes, plan, twice = first
     assert ranks.startswith("the topology has 3 ranks, and the process group 2")
-    assert "rank 1 has another model than rank 0: embedding_bags.a.weight has shape" in shapes
+    assert "rank 1 has another model than rank 0: embedding_bags.a.weight is [8, 8]" in shapes
     assert "table bags.a of the plan is not among the 3 tables" in plan
     assert "which is sharded: give the model before sharding" in twice
 

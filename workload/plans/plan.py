@@ -220,10 +220,14 @@ class ShardingPlan:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
         self.check_places(task)
         self.check_options(task)
+        self.check_rules(task)
+        _refuse(fault_of_memory(self.device_memory(task), task.devices))
+
+    def check_rules(self, task: ShardingTask) -> None:
+        """Raises PlanError unless the plan keeps the task's rules."""
         options, widths = self.all_options(), self._widths(task)
         for rule in task.rules:
             _refuse(fault_of_rule(rule, options, widths))
-        _refuse(fault_of_memory(self.device_memory(task), task.devices))
 
     def check_options(self, task: ShardingTask) -> None:
         """Raises PlanError unless the task's tables can have their options."""
