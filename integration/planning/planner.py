@@ -244,8 +244,8 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         last = self.planning
         if last is None or last.plan is None or last.task is None or last.context is None:
             raise UserError(
-                "there is no plan of autoshard on this rank: call plan() first; after "
-                "collective_plan, the first rank has it, unless TorchRec's planner planned all tables"
+                "there is no plan of autoshard on this rank: call plan() first; the first rank has "
+                "that of collective_plan, unless TorchRec's planner planned all tables"
             )
         write_report(Path(path), last.plan, last.task, last.context, notes=last.notes)
 
