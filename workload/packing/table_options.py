@@ -164,8 +164,7 @@ class TableOptions:
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
             if table.name not in self.required
-            and self._allows(may_have_rows, table)
-            and rows in may_have_rows.options(table, (), limits)
+            and rows in self._options(may_have_rows, table, (), limits)
         ]
         for count in sorted({min(count, len(names)) for count in _COUNTS} - {0}):
             yield {**self.required, **dict.fromkeys(names[:count], rows)}
@@ -210,14 +209,25 @@ class TableOptions:
             required = self.required.get(table.name)
             options = [COLUMN_WISE if required is None else required]
             for way in WAYS:
-                if self._allows(way, table) and (required is None or way.demanded_by is None):
-                    options += way.options(table, options, limits)
+                if required is None or way.demanded_by is None:
+                    options += self._options(way, table, options, limits)
             found[table.name] = tuple(options)
         return found
 
-    def _allows(self, way: Way, table: EmbeddingTable) -> bool:
-        """Whether no rule forbids a table to be sharded in a way."""
-        return not way.forbidden_by & self._kinds[table.name]
+    def _options(
+        self,
+        way: Way,
+        table: EmbeddingTable,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> list[ShardingOption]:
+        """Returns the options of a way that no rule forbids a table."""
+        kinds, ranks = self._kinds[table.name], len(self.task.devices)
+        return [
+            option
+            for option in way.options(table, known, limits)
+            if not any(way.forbids(kind, option, ranks) for kind in kinds)
+        ]
 
     @cached_property
     def _caches(self) -> Mapping[str, Sequence[int]]:

@@ -62,7 +62,7 @@ def fault_of_options(options: Options, task: ShardingTask) -> str | None:
 
 
 def fault_of_rule(
-    rule: Rule, options: Options, widths: Mapping[str, Mapping[int, int]]
+    rule: Rule, options: Options, widths: Mapping[str, Mapping[int, int]], devices: int
 ) -> str | None:
     """Returns how a plan breaks a rule.
 
@@ -70,15 +70,16 @@ def fault_of_rule(
         rule: The rule.
         options: Options of the plan's tables.
         widths: Number of columns of each table, by device.
+        devices: Number of devices.
     """
-    fault = _broken_by_options(rule, options)
+    fault = _broken_by_options(rule, options, devices)
     if fault is None:
         columns = [name for name in rule.tables if option_of(options, name).by_columns]
         fault = rule.broken_by({name: widths[name] for name in columns})
     return None if fault is None else f"the plan breaks the constraint {rule.name!r}: {fault}"
 
 
-def _broken_by_options(rule: Rule, options: Options) -> str | None:
+def _broken_by_options(rule: Rule, options: Options, devices: int) -> str | None:
     taken = {
         (way, name): way.taken_by(option_of(options, name)) for way in WAYS for name in rule.tables
     }
@@ -86,7 +87,7 @@ def _broken_by_options(rule: Rule, options: Options) -> str | None:
         if rule.kind == way.demanded_by and not yes:
             return way.says(name, yes=False)
     for (way, name), yes in taken.items():
-        if rule.kind in way.forbidden_by and yes:
+        if yes and way.forbids(rule.kind, option_of(options, name), devices):
             return way.says(name)
     return None
 

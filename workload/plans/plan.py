@@ -227,7 +227,7 @@ class ShardingPlan:
         """Raises PlanError unless the plan keeps the task's rules."""
         options, widths = self.all_options(), self._widths(task)
         for rule in task.rules:
-            _refuse(fault_of_rule(rule, options, widths))
+            _refuse(fault_of_rule(rule, options, widths, self.num_devices))
 
     def check_options(self, task: ShardingTask) -> None:
         """Raises PlanError unless the task's tables can have their options."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.workload.errors import FieldError
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks
-from autoshard.workload.tasks.rules import Rule
+from autoshard.workload.tasks.rules import Kind
 from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
@@ -27,6 +27,11 @@ class Rows(Way):
     forbidden_by = frozenset(
         ("together", "apart", "on", "not_on", "whole", "max_slices", "copied", "not_row_wise")
     )
+
+    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:
+        """Returns whether rules forbid blocks of rows, or those on the devices of a node."""
+        on_a_node = kind == "not_on_a_node" and option.row_blocks < devices
+        return on_a_node or super().forbids(kind, option, devices)
 
     def taken_by(self, option: ShardingOption) -> bool:
         """Returns whether the table is in blocks of rows."""
@@ -49,8 +54,7 @@ class Rows(Way):
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
             found.append(in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids))
-        may_be_on_node = 1 < of_node < ranks and can_be_blocks(table.rows, of_node)
-        if may_be_on_node and _rule_against_nodes(table, limits.task) is None:
+        if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
             firsts = range(0, ranks, of_node)
             found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
         return found
@@ -68,15 +72,9 @@ class Rows(Way):
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
-        """Returns why blocks of rows break a rule, or leave a device without any cold rows."""
+        """Returns why blocks of a table's cold rows leave a device without any."""
         if option.row_blocks == 1:
             return None
-        rule = _rule_against_nodes(table, task)
-        if rule is not None and option.row_blocks < len(task.devices):
-            return (
-                f"the plan breaks the constraint {rule.name!r}: {table.name} is in blocks of rows "
-                "on the devices of a node"
-            )
         rows = option.held(table, task.batch_size).rows
         if can_be_blocks(rows, option.row_blocks):
             return None
@@ -95,12 +93,6 @@ class Rows(Way):
             "[table_wise, column_wise, data_parallel] forbids rows)"
         )
         yield from _use_of_blocks(plan, task)
-
-
-def _rule_against_nodes(table: EmbeddingTable, task: ShardingTask) -> Rule | None:
-    """Returns the rule that forbids blocks of rows on the devices of a node, if any."""
-    against = (r for r in task.rules if r.kind == "not_on_a_node" and table.name in r.tables)
-    return next(against, None)
 
 
 def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) -> ShardingOption:

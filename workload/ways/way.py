@@ -49,6 +49,12 @@ class Way:
     demanded_by: Kind | None = None
     forbidden_by: frozenset[Kind] = frozenset()
 
+    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:  # noqa: ARG002
+        """Returns whether a table with a rule of this kind may not have an option that is sharded
+        so, on so many devices.
+        """
+        return kind in self.forbidden_by
+
     def taken_by(self, option: ShardingOption) -> bool:
         """Returns whether a table with this option is sharded so."""
         raise NotImplementedError
