@@ -61,14 +61,26 @@ def parse(text: bytes) -> Any:
 
 def write(path: Path | str, document: Any) -> None:
     """Writes a JSON file atomically."""
+    write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_text(path: Path | str, text: str, what: str = "") -> None:
+    """Writes a UTF-8 text file atomically; UserError if that is not possible.
+
+    Args:
+        path: The file.
+        text: The text.
+        what: What an error calls it, as in `the report`.
+    """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(target)
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+        problem = f"{what} cannot be written".lstrip()
+        raise UserError(f"{target}: {problem}: {error.strerror}") from error
 
 
 @contextmanager

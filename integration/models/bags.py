@@ -113,11 +113,18 @@ def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
     return tables
 
 
-def check_module(path: str, module: nn.Module) -> None:
-    """Raises UserError if the module has tables that are not supported."""
-    what = f"module {path or 'given'} is a {type(module).__name__}"
+def check_not_sharded(path: str, module: nn.Module) -> None:
+    """Raises UserError if the module is sharded."""
     if isinstance(module, ShardedModule):
-        raise UserError(f"{what}, which is sharded: give the model before sharding")
+        raise UserError(
+            f"{_described(path, module)}, which is sharded: give the model before sharding"
+        )
+
+
+def check_module(path: str, module: nn.Module) -> None:
+    """Raises UserError if the module is sharded, or has tables that are not supported."""
+    check_not_sharded(path, module)
+    what = _described(path, module)
     if isinstance(module, EmbeddingCollectionInterface):
         raise UserError(
             f"{what}: its lookups are not pooled, and plans here are for EmbeddingBagCollections: "
@@ -125,3 +132,7 @@ def check_module(path: str, module: nn.Module) -> None:
         )
     if isinstance(module, _OTHERS) and not isinstance(module, EmbeddingBagCollection):
         raise UserError(f"{what}: plans here are for EmbeddingBagCollections only")
+
+
+def _described(path: str, module: nn.Module) -> str:
+    return f"module {path or 'given'} is a {type(module).__name__}"

@@ -1,5 +1,6 @@
 """`AutoShardPlanner` in the place of TorchRec's planner, and `plan`, a plan in one call.
 
-`tables` tells which tables of a model have prices, `limits` turns TorchRec's constraints into
-rules, `problem` makes the task of a topology, and `rest` plans what has no price.
+`tables` selects the tables of a model that have a predicted cost, `limits` turns TorchRec's
+constraints into rules, `problem` reads devices and links from a topology, and `rest` plans the
+tables without a predicted cost.
 """

@@ -40,7 +40,6 @@ from autoshard.sharders.registry import make_sharder
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.plans.protocols import Sharder
 from autoshard.workload.tables.table import EmbeddingTable
-from autoshard.workload.tasks.objective import Objective
 from autoshard.workload.tasks.task import ShardingTask
 
 _TRIES = 4  # plans, each with less memory where TorchRec counts more than was to be had
@@ -49,7 +48,7 @@ _NAMED = 3  # tables in a note
 
 @dataclass(frozen=True)
 class PlannerInputs:
-    """What a planner was made with.
+    """Arguments of an `AutoShardPlanner`.
 
     Args:
         options: How plans are made.
@@ -102,8 +101,8 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
     """Proposes once, and partitions by a plan of this package.
 
     Attributes:
-        inputs: What the planner was made with; set by the planner.
-        now: The planning at hand; set for each model.
+        inputs: Arguments of the planner, which sets them.
+        now: The planning of the model at hand; set for each model.
     """
 
     inputs: PlannerInputs
@@ -122,18 +121,13 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         """Takes the options of all tables."""
         self._enumerator, self._found = enumerator, None
         constraints, topology = self.inputs.constraints or {}, self.inputs.topology
-        options = self.inputs.options
-        named = options.objective
-        training = (
-            named.in_training if isinstance(named, Objective) else Objective(named).in_training
-        )
         self._known = model_options(
             search_space,
             enumerator,
             constraints,
             topology,
             self.inputs.batch_size,
-            copies_have_price=training and topology.compute_device == "cpu",
+            copies_have_price=self.inputs.options.in_training and topology.compute_device == "cpu",
         )
         self._proposal = [
             *self._known.options.values(),

@@ -11,7 +11,6 @@ from autoshard.cost_model.hardware import Reporter
 from autoshard.cost_model.models.model import CostModel
 from autoshard.cost_model.pricing.prediction import StepPrediction, StepPredictor
 from autoshard.cost_model.threads import one_thread
-from autoshard.integration.planning.stores import probe_store
 from autoshard.integration.planning.task import PlanOptions, Rules
 from autoshard.sharders.context import SharderContext
 from autoshard.sharders.policy.files import SHIPPED
@@ -140,8 +139,8 @@ def plan(
         seconds=seconds,
         objective=objective,
         rules=rules,
-        store=probe_store() if store is None else Path(store),
-        policy=Path(policy),
+        store=store,
+        policy=policy,
         seed=seed,
     )
     ranks = _devices(devices, memory)

@@ -21,13 +21,13 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ShardedModule
+from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from autoshard.cost_model.models.model import CostModel
+from autoshard.integration.models.bags import check_not_sharded
 from autoshard.integration.planning.adapter import PlanAdapter, PlannerInputs, Planning
 from autoshard.integration.planning.ranks import on_first_rank
-from autoshard.integration.planning.stores import probe_store
 from autoshard.integration.planning.task import PlanOptions, Rules
 from autoshard.sharders.explaining.summary import training_notes
 from autoshard.sharders.policy.files import SHIPPED
@@ -79,7 +79,7 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         seed: Seed of random choices.
 
     Attributes:
-        planning: What came of the last call: task, cost oracle, notes; None before.
+        planning: Plan, task, cost oracle and notes of the last call; None before.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
                 seconds=seconds,
                 objective=objective,
                 rules=rules,
-                store=probe_store() if store is None else Path(store),
-                policy=Path(policy),
+                store=store,
+                policy=policy,
                 seed=seed,
             ),
             _decider(sharder),
@@ -169,7 +169,7 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
 
     @property
     def notes(self) -> list[str]:
-        """What the last plan took for granted, and what TorchRec's planner planned of it."""
+        """Assumptions of the last plan, and the tables of it that TorchRec's planner planned."""
         return [] if self.planning is None else self.planning.notes
 
     def plan(
@@ -186,11 +186,7 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
             UserError: The model, an option or the topology is not valid.
         """
         for path, each in module.named_modules():
-            if isinstance(each, ShardedModule):
-                raise UserError(
-                    f"module {path or 'given'} is a {type(each).__name__}, which is sharded: give "
-                    "the model before sharding"
-                )
+            check_not_sharded(path, each)
         sharders = get_default_sharders() if sharders is None else sharders
         self.planning = self._adapter.now = Planning(module, sharders)
         try:

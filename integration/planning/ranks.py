@@ -1,4 +1,4 @@
-"""What all ranks of a process group do together before they train."""
+"""Planning on the first rank of a process group, for all ranks."""
 
 import pickle
 from collections.abc import Callable

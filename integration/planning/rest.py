@@ -15,15 +15,11 @@ from torchrec.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.types import ModuleSharder
 
 from autoshard.integration.models.bags import name_of
-
-_BY_ROWS = {
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.GRID_SHARD.value,
-}
+from autoshard.integration.plans.conversion import BY_ROWS
+from autoshard.workload.tables.table import rows_of_block
 
 
 def plan_of_torchrec(
@@ -81,13 +77,13 @@ def plan_of_torchrec(
 
 def _has_uneven_rows(option: ShardingOption) -> bool:
     """Returns whether blocks of rows are other than TorchRec looks ids up by (silently wrong)."""
-    if option.sharding_type not in _BY_ROWS:
+    if option.sharding_type not in BY_ROWS:
         return False
     first = min(shard.offset[1] for shard in option.shards)
     blocks = sorted((s.offset[0], s.size[0]) for s in option.shards if s.offset[1] == first)
-    rows, size = option.tensor.shape[0], -(-option.tensor.shape[0] // len(blocks))
-    even = [(n * size, max(0, min(size, rows - n * size))) for n in range(len(blocks))]
-    return [held for _, held in blocks] != [held for _, held in even]
+    rows, size = option.tensor.shape[0], rows_of_block(option.tensor.shape[0], len(blocks))
+    even = [max(0, min(size, rows - number * size)) for number in range(len(blocks))]
+    return [held for _, held in blocks] != even
 
 
 class _Offers(Enumerator):  # type: ignore[misc]

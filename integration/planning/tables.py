@@ -117,12 +117,13 @@ def model_options(
         try:
             _examine(each, configs, given, fused_params, topology, batch_size)
             if each.limits == [("copied", ())] and not copies_have_price:
-                _refuse_copies(each)
+                reasons[name] = "it may be copied alone, and copies have no price"
         except UserError as error:
             reasons[name] = str(error)
-    common = _most_common(found.values())
-    for name, each in found.items():
-        if each.operator not in (None, common):
+    examined = {name: each for name, each in found.items() if name not in reasons}
+    common = _most_common(examined.values())
+    for name, each in examined.items():
+        if each.operator != common:
             reasons[name] = f"its operator is {each.operator}, that of most others {common}"
     kept = {name: each for name, each in found.items() if name not in reasons}
     return ModelOptions(
@@ -142,11 +143,6 @@ def model_options(
 def _may_be_in_host_memory(each: _Table) -> bool:
     kernels = {option.compute_kernel for option in each.options}
     return {kernel_of(0), kernel_of(1)} <= kernels and not each.own_cache
-
-
-def _refuse_copies(each: _Table) -> None:
-    each.table = each.operator = None
-    raise UserError("it may be copied alone, and copies have no price")
 
 
 class _Configs:
@@ -183,9 +179,8 @@ def _examine(
         raise UserError("it is a virtual table")
     if topology.compute_device != "cpu" and table.config.embedding_dim > MAX_COLUMNS:
         raise UserError(f"it has more than {MAX_COLUMNS:,} columns")
-    table.described()  # its dim may be odd
-    if constraint is not None:
-        table.described(**lookups_by(table, constraint, batch_size))  # of its features, or too many
+    # Its dim may be odd, and lookups may be those of other features.
+    table.described(**({} if constraint is None else lookups_by(table, constraint, batch_size)))
     operator = operator_of(table, fused_params)
     types, rows = frozenset(each.types & _PRICED), table.config.num_embeddings
     limits = limits_of(types, rows, topology.world_size, constraint) if types else None

@@ -16,7 +16,7 @@ from autoshard.cost_model.hardware import (
     model_of_sheet,
 )
 from autoshard.cost_model.models.model import CostModel
-from autoshard.integration.planning.stores import writable
+from autoshard.integration.planning.stores import probe_store, writable
 from autoshard.sharders.context import SharderContext, open_context
 from autoshard.sharders.policy.files import SHIPPED
 from autoshard.sharders.registry import check_takes_seconds, needs_of
@@ -44,7 +44,8 @@ class PlanOptions:
         seconds: Seconds that planning may take. None: until no better plan is found.
         objective: What plans minimise; by name, with the network that is known.
         rules: Constraints, or their file.
-        store: File of measurements, which also keeps the probe of this machine.
+        store: File of measurements, which also keeps the probe of this machine. None: in the
+            user's cache.
         policy: Folder of a policy, or the name of a shipped one.
         seed: Seed of random choices.
     """
@@ -55,8 +56,8 @@ class PlanOptions:
     seconds: float | None = None
     objective: Objective | ObjectiveName = "step"
     rules: Rules | None = None
-    store: Path
-    policy: Path = SHIPPED
+    store: Path | str | None = None
+    policy: Path | str = SHIPPED
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +77,16 @@ class PlanOptions:
                 raise FieldError("seconds", f"must be more than 0, got {self.seconds}")
             check_takes_seconds(self.sharder)
         needs_of([self.sharder])  # raises for an unknown name
+
+    @property
+    def in_training(self) -> bool:
+        """Whether steps of training are wanted, not operators alone."""
+        named = self.objective
+        return (named if isinstance(named, Objective) else Objective(named)).in_training
+
+    @property
+    def _store(self) -> Path:
+        return probe_store() if self.store is None else Path(self.store)
 
     def model(
         self, operator: OperatorOptions, gpu: DataSheet | None, report: Reporter
@@ -99,9 +110,9 @@ class PlanOptions:
             return model_of_sheet(sheet, operator, report)
         else:
             model = load_quietly(self.cost_model or "cpu")
-            store = writable(self.store)
-            if store != self.store:
-                report.notice(f"{self.store} cannot be written: a probe is kept in {store}")
+            store = writable(self._store)
+            if store != self._store:
+                report.notice(f"{self._store} cannot be written: a probe is kept in {store}")
             model = model_of_machine(model, store, report, probe, may_probe=True)
         return for_tables(model, operator, report)
 
@@ -142,7 +153,12 @@ class PlanOptions:
         with warnings.catch_warnings(record=True) as doubts:
             warnings.simplefilter("always")
             context = open_context(
-                needs_of([self.sharder]), tables, batch_size, model, self.policy, self.store
+                needs_of([self.sharder]),
+                tables,
+                batch_size,
+                model,
+                Path(self.policy),
+                self._store,
             )
         for doubt in doubts:
             report.result(str(doubt.message))

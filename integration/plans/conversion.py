@@ -32,7 +32,7 @@ _BY_COLUMNS = (_WHOLE, _SPLIT, torchrec.ShardingType.TABLE_COLUMN_WISE.value)
 _ROWS = torchrec.ShardingType.ROW_WISE.value
 _ROWS_OF_NODE = torchrec.ShardingType.TABLE_ROW_WISE.value
 _GRID = torchrec.ShardingType.GRID_SHARD.value
-_BY_ROWS = (_ROWS, _ROWS_OF_NODE, _GRID)
+BY_ROWS = (_ROWS, _ROWS_OF_NODE, _GRID)
 
 
 def to_torchrec(
@@ -384,10 +384,10 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
             f"table {table} has copies in kernel {sharding.compute_kernel}: copies here run in "
             f"{DENSE}"
         )
-    if sharding.sharding_type not in (*_BY_COLUMNS, *_BY_ROWS):
+    if sharding.sharding_type not in (*_BY_COLUMNS, *BY_ROWS):
         raise PlanError(
             f"table {table} is sharded {sharding.sharding_type}: plans here know "
-            f"{', '.join((*_BY_COLUMNS, *_BY_ROWS, COPIED))}"
+            f"{', '.join((*_BY_COLUMNS, *BY_ROWS, COPIED))}"
         )
     if sharding.compute_kernel not in _FUSED:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""What a step would take without the option of a table, and with other resources."""
+"""Predicted steps without the option of a table, and with other resources."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -6,7 +6,6 @@ texts as text only, so that names of tables are never read as HTML.
 
 import html
 import json
-import os
 import re
 import warnings
 from collections import Counter
@@ -31,7 +30,7 @@ from autoshard.sharders.explaining.options import devices_of, options_of
 from autoshard.sharders.explaining.summary import Baseline, best_heuristic, training_notes
 from autoshard.sharders.registry import make_sharder
 from autoshard.sharders.search.steps import next_steps
-from autoshard.workload import ShardingPlan, ShardingTask, UserError
+from autoshard.workload import ShardingPlan, ShardingTask, UserError, documents
 from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.tasks.objective import PHASES
 
@@ -134,13 +133,8 @@ def write_page(path: Path, document: Document, title: str = "") -> None:
     template = (files(__package__) / "page.html").read_text(encoding="ascii")
     filled = {"@title@": html.escape(title), "@figures@": figures}
     page = re.sub("|".join(filled), lambda found: filled[found[0]], template)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(page.encode("ascii", "xmlcharrefreplace"))
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: the report cannot be written: {error.strerror}") from error
+    text = page.encode("ascii", "xmlcharrefreplace").decode()
+    documents.write_text(path, text, "the report")
 
 
 def _facts(plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts) -> list[list[str]]:

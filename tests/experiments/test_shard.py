@@ -258,10 +258,14 @@ def test_a_page_is_written_after_the_plan(
     assert "synthetic:24:5:small, sharded by dim" in (tmp_path / "plan.html").read_text()
     config.out.unlink()
 
-    def full(*_args: object, **_options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write_text = Path.write_text
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def full(path: Path, text: str, **options: str) -> int:
+        if "new.html" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_text(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(UserError, match=r"new.html: the report cannot be written: No space left"):
         shard.main(replace(config, sharder="dim", report=tmp_path / "new.html"))
     ShardingPlan.load(config.out).check(task_of(config, 1, 1, 1))

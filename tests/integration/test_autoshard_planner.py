@@ -568,7 +568,7 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
             SHARDERS,
         )
     )
-    for options, told in (
+    for options, message in (
         ({"objective": "speed"}, "objective: must be one of step, pipelined"),
         ({"seconds": -1.0}, "seconds: must be more than 0"),
         ({"seconds": "1"}, "seconds: must be more than 0"),
@@ -577,7 +577,7 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
         ({"hardware": "h1000"}, "hardware h1000 is no file, and none of the GPUs"),
         ({"rules": {"tables": {"x": {"whole": True}}}}, "'x' is no table of this task"),
     ):
-        assert told in line_of(
+        assert message in line_of(
             lambda options=options: ours("autoshard", topology(), 64, KNOWN, **options).plan(
                 model(), SHARDERS
             )
@@ -587,27 +587,27 @@ def test_what_is_wrong_is_said_in_a_line() -> None:
 
 
 def different_models() -> list[str]:
-    """What each rank is told of a model that is another one there, and of a plan that fails."""
-    rank, told = distributed.get_rank(), []
+    """Errors on each rank where models differ, and where the plan fails."""
+    rank, errors = distributed.get_rank(), list[str]()
     planner = ours("dim", topology(ranks=3))
-    told.append(line_of(lambda: planner.collective_plan(model())))
+    errors.append(line_of(lambda: planner.collective_plan(model())))
     planner = ours("dim", topology())
     other = EmbeddingBagConfig(
         name="a", num_embeddings=7 + rank, embedding_dim=8, feature_names=["a"]
     )
     made = EmbeddingBagCollection([other], device=torch.device("meta"))
-    told.append(line_of(lambda: planner.collective_plan(made)))
+    errors.append(line_of(lambda: planner.collective_plan(made)))
     wrong = ours(PLAN, topology())
-    told.append(line_of(lambda: wrong.collective_plan(nn.ModuleDict({"x": model()})), PlanError))
+    errors.append(line_of(lambda: wrong.collective_plan(nn.ModuleDict({"x": model()})), PlanError))
     sharded = DistributedModelParallel(
         EmbeddingBagCollection([replace(other, num_embeddings=7)], device=torch.device("cpu")),
         device=torch.device("cpu"),
     )
-    told.append(line_of(lambda: ours("dim", topology()).plan(sharded)))
-    return told
+    errors.append(line_of(lambda: ours("dim", topology()).plan(sharded)))
+    return errors
 
 
-def test_all_ranks_are_told_what_is_wrong_and_none_waits() -> None:
+def test_all_ranks_raise_the_same_error_and_none_waits() -> None:
     first, second = run_forked(2, different_models)
     assert first == second
     ranks, shapes, plan, twice = first
