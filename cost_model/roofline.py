@@ -18,12 +18,10 @@ Sources, by pull request:
 Small operators are bounded by launches; their time is a guess.
 """
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from autoshard.cost_model.drawn_figures import MEMBERS, Figure, drawn
 from autoshard.cost_model.models.model import CostModel, Provenance
 from autoshard.cost_model.networks.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.networks.ensemble import Ensemble
@@ -35,11 +33,11 @@ from autoshard.cost_model.networks.network import (
     NetworkShape,
     ShardNetwork,
 )
+from autoshard.cost_model.step.by_data_sheet import overhead_of_sheet
 from autoshard.workload import OperatorOptions
 from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.tables.operators import FLOAT_BYTES, INDEX_BYTES, WEIGHT_BYTES
 
-_MEMBERS = 8
 _SHAPE = NetworkShape(hidden=4, fusion=4, learned=1)
 _BATCH_SIZES = (1, 2**20)
 _MAX_RANKS = 512
@@ -49,21 +47,14 @@ _NS, _US = 1e-6, 1e-3  # in ms
 _REFERENCE_GB_S = 3350.0  # bandwidth of an H100's memory, to which times of work in it refer
 
 
-class _Figure(NamedTuple):
-    """A figure of GPUs, and the standard deviation of its logarithm."""
-
-    value: float
-    deviation: float
-
-
 _FIGURES = {
-    "memory_share": _Figure(0.70, 0.12),  # of the bandwidth that random rows reach
-    "l2_over_memory": _Figure(1.64, 0.25),  # bandwidth of the L2 cache
-    "lookup_ns": _Figure(0.004, 0.5),  # of the forward pass, beside its bytes
-    "bag_ns": _Figure(0.005, 0.7),
-    "sort_ns": _Figure(0.30, 0.4),  # of a lookup before the backward pass, and its runs
-    "forward_us": _Figure(15.0, 0.5),  # start of the pass: the host launches ahead
-    "backward_us": _Figure(80.0, 0.5),  # a dozen kernels
+    "memory_share": Figure(0.70, 0.12),  # of the bandwidth that random rows reach
+    "l2_over_memory": Figure(1.64, 0.25),  # bandwidth of the L2 cache
+    "lookup_ns": Figure(0.004, 0.5),  # of the forward pass, beside its bytes
+    "bag_ns": Figure(0.005, 0.7),
+    "sort_ns": Figure(0.30, 0.4),  # of a lookup before the backward pass, and its runs
+    "forward_us": Figure(15.0, 0.5),  # start of the pass: the host launches ahead
+    "backward_us": Figure(80.0, 0.5),  # a dozen kernels
 }
 
 
@@ -75,12 +66,10 @@ def roofline_model(sheet: DataSheet, operator: OperatorOptions | None = None) ->
         operator: Weights and optimizer of the fused operator; by default the usual ones.
     """
     operator = operator or OperatorOptions()
-    draws = torch.randn(_MEMBERS, len(_FIGURES), generator=torch.Generator().manual_seed(0))
-    # Equal numbers of larger and smaller figures: eight draws should not be off on average.
-    draws = (draws - draws.mean(0)) / draws.std(0, correction=0)
-    prices, starts = zip(*(_prices(sheet, operator, _figures(draw)) for draw in draws), strict=True)
+    found = [_prices(sheet, operator, figures) for figures in drawn(_FIGURES, seed=0)]
+    prices, starts = zip(*found, strict=True)
     scale = _scale()
-    fresh = Ensemble.fresh(lambda: _without_corrections(scale), _MEMBERS, seed=0)
+    fresh = Ensemble.fresh(lambda: _without_corrections(scale), MEMBERS, seed=0)
     ensemble = fresh.with_weights(
         {
             **fresh.weights,
@@ -94,14 +83,8 @@ def roofline_model(sheet: DataSheet, operator: OperatorOptions | None = None) ->
         Provenance(sheet.hardware, "", operator, _BATCH_SIZES, num_shards=0),
         links,
         data_sheet=sheet,
+        overhead=overhead_of_sheet(sheet, operator),
     )
-
-
-def _figures(draw: Tensor) -> dict[str, float]:
-    return {
-        name: figure.value * math.exp(figure.deviation * number)
-        for (name, figure), number in zip(_FIGURES.items(), draw.tolist(), strict=True)
-    }
 
 
 def _prices(

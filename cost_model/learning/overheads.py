@@ -34,6 +34,7 @@ _MS = 1e-6  # in a nanosecond
 _CLOSENESS = 2.0
 _NO_COPIES = CopyOverhead(0.0, 0.0, 0.0, 0.0, 0.0)
 _NO_ROWS = RowOverhead(0.0, 0.0)
+_FITTED_OF_ROWS = 3  # lookups by rows grow with their outputs in rehearsals
 
 
 def fit_overhead(
@@ -115,8 +116,9 @@ def fit_rows(
 ) -> StepOverhead:
     """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
     _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
-    loads = [row_loads(each.task, each.plan.row_wise, each.plan.copied) for each in rehearsed]
-    usual = None if overhead.rows is None else overhead.rows.rates
+    every = [row_loads(each.task, each.plan.row_wise, each.plan.copied) for each in rehearsed]
+    loads = [each[:_FITTED_OF_ROWS] for each in every]
+    usual = None if overhead.rows is None else overhead.rows.rates[:_FITTED_OF_ROWS]
     (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
     return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
 

@@ -13,10 +13,11 @@ import torch
 
 from autoshard.cost_model.networks.inputs import sums_of_devices
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
-from autoshard.cost_model.step.overhead import SplitCost, splits_of
+from autoshard.cost_model.step.common_price import CommonPrice
+from autoshard.cost_model.step.overhead import SplitCost, loads_of, splits_of
 from autoshard.cost_model.uncertainty.residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
-from autoshard.workload.arrays import Floats
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.ways.option import tables_of_parts
 
@@ -116,9 +117,10 @@ class StepPredictor:
         """
         alone = self if plan.is_plain else self._alone(plan)
         found = alone._of_shards(plan.placed(self._task), plan.shards(self._task))
-        if not plan.has_copies:
-            return found
-        return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan))
+        drawn_ms = found.drawn_ms + self._members_ms(plan)
+        if plan.has_copies:
+            drawn_ms = drawn_ms + self._copies_error_ms(plan)
+        return replace(found, drawn_ms=drawn_ms)
 
     def _of_shards(self, placed: Placed, shards: Sequence[Shard | None]) -> StepPrediction:
         if not placed:
@@ -131,9 +133,50 @@ class StepPredictor:
                 normals[device] = rng.standard_normal(normals.shape[1:])
         spread, columns = rests[:, None, None], self._columns(placed)
         drawn = (costs * np.exp(spread * normals - spread**2 / 2)).swapaxes(0, 2)
+        drawn = drawn + self._members_passes_ms(placed)
         common_ms = self._on_all_devices_ms(placed)
         drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + common_ms
         return StepPrediction(self._expected(costs, rests, columns) + common_ms, drawn_ms)
+
+    def _members_passes_ms(self, placed: Placed) -> Floats | float:
+        """Returns what passes take more by members of the overhead, [scenarios, 2, devices]."""
+        overhead = self._oracle.model.counted_overhead
+        if overhead is None or not overhead.members:
+            return 0.0
+        held: list[list[Piece]] = [[] for _ in self._task.devices]
+        for piece, home in placed:
+            held[home].append(piece)
+        loads = np.stack([loads_of(pieces, self._task.batch_size) for pieces in held])
+        usual = loads @ overhead.rates[:, 1:].T
+        more = [(loads @ member.rates[:, 1:].T - usual).T for member in overhead.members]
+        return np.stack(more)[self._members]
+
+    def _members_ms(self, plan: ShardingPlan) -> Floats | float:
+        """Returns what all devices bear, and exchanges take, more by members of the overhead,
+        [scenarios].
+        """
+        overhead, task = self._oracle.model.counted_overhead, self._task
+        if overhead is None or not overhead.members:
+            return 0.0
+        usual = self._oracle.common(task)
+        columns = np.array(plan.exchanged_columns(task), float)
+        exchanges_ms = usual.exchanges_ms(plan)
+        if columns.any():
+            exchanges_ms += float(StepPrice.of_plan(task, plan).exchange_stage(columns).max())
+        more = [
+            CommonPrice(member, task).plan_ms(plan)
+            - usual.plan_ms(plan)
+            + (member.exchange_factor - overhead.exchange_factor) * exchanges_ms
+            for member in overhead.members
+        ]
+        return np.array(more)[self._members]
+
+    @property
+    def _members(self) -> Ints:
+        """The member of the overhead of each scenario."""
+        overhead = self._oracle.model.counted_overhead
+        assert overhead is not None
+        return np.arange(SCENARIOS) % len(overhead.members)
 
     def _copies_error_ms(self, plan: ShardingPlan) -> Floats:
         """Returns what copies take more than their price in each scenario, [scenarios].

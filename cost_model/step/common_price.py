@@ -177,6 +177,17 @@ class CommonPrice:
         """
         if plan.has_copies and not self.knows_copies:
             raise self._copies_unknown(plan)
+        splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
+        return float(self.ms(self._loads_of_plan(plan), splits))
+
+    def exchanges_ms(self, plan: ShardingPlan) -> float:
+        """Returns the part of `plan_ms` that links take."""
+        exchanges, loads = self.rates.exchanges, self._loads_of_plan(plan)
+        columns, rows, node_rows = loads[_COLUMNS], loads[_ROWS], loads[_NODE_ROWS]
+        return float(exchanges.ms(columns > 0, rows > 0, node_rows > 0, loads[NODES:]))
+
+    def _loads_of_plan(self, plan: ShardingPlan) -> Floats:
+        """Returns the sum over all tables as a plan has them: [loads]."""
         loads, ranks = self.loads_of(plan.all_options()), self._ranks
         if plan.has_grids:  # slices of a table on several nodes
             loads[NODES:] = 0.0
@@ -184,8 +195,7 @@ class CommonPrice:
                 if 1 < each.row_blocks < ranks:
                     columns = each.width * self._tables[each.table].features
                     loads[NODES + each.device // self._per_node] += columns
-        splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
-        return float(self.ms(loads, splits))
+        return loads
 
     def _copies_unknown(self, plan: ShardingPlan) -> UserError:
         if self._overhead is None:

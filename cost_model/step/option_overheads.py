@@ -107,20 +107,24 @@ class RowOverhead:
         start_ms: Where some tables are in blocks of rows, and others in columns.
         saved_sum_ns: For each element of partial sums that a rank computes, for all samples.
         saved_output_ns: For each element of pooled outputs of a rank's own samples.
+        lookup_ns: For each lookup of a rank's own samples, which is sent to its block: beside what
+            it takes where tables are in columns.
     """
 
     start_ms: float
     saved_sum_ns: float
     saved_output_ns: float = 0.0
+    lookup_ns: float = 0.0
 
     @property
     def rates(self) -> Floats:
         """Milliseconds for one of each number of `row_loads`."""
-        return np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
+        work = (self.saved_sum_ns, self.saved_output_ns, self.lookup_ns)
+        return np.array([self.start_ms, *(_NS * ns for ns in work)])
 
     def scaled(self, factor: float) -> "RowOverhead":
         """Returns what blocks of rows take on a machine that takes so many times as long."""
-        return times(self, factor, ("start_ms", "saved_sum_ns", "saved_output_ns"))
+        return times(self, factor, ("start_ms", "saved_sum_ns", "saved_output_ns", "lookup_ns"))
 
     def ms(self, task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> float:
         """Returns what a plan with these tables of a task by rows, or copied, adds to a step.
@@ -131,7 +135,7 @@ class RowOverhead:
 
 
 def row_loads(task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> Floats:
-    """Returns what `RowOverhead` has rates for, with savings below 0: [3].
+    """Returns what `RowOverhead` has rates for, with savings below 0: [4].
 
     Tables in blocks on one node count for its share of the devices, as others are on other nodes.
     """
@@ -140,7 +144,9 @@ def row_loads(task: ShardingTask, row_wise: Mapping[str, int], copied: Collectio
     columns = sum(t.dim * t.features * share for t, share in zip(tables, shares, strict=True))
     starts = bool(row_wise) and len(row_wise) + len(copied) < len(task.tables)
     sums = -float(task.batch_size * columns)
-    return np.array([float(starts), sums, sums / len(task.devices)])
+    own = task.batch_size / len(task.devices)
+    lookups = own * sum(table.pooling_factor for table in tables)
+    return np.array([float(starts), sums, sums / len(task.devices), lookups])
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,10 @@ class StepOverhead:
         input_latency_ms: Start of the exchanges of inputs, if these are counted.
         reference_level: Times of the reference operator on the machine where it was fitted; None
             if unknown.
+        hot_rows: What it takes to tell hot from cold rows, and to add their outputs.
+        exchange_factor: What exchanges take, over what their links say.
+        members: The same by others of the figures that it was made of, if these are uncertain;
+            their mean is about this one.
     """
 
     forward: DirectionOverhead
@@ -128,6 +132,9 @@ class StepOverhead:
     rows: RowOverhead | None = None
     input_latency_ms: float | None = None
     reference_level: ReferenceLevel | None = None
+    hot_rows: HotOverhead = HOT_OVERHEAD
+    exchange_factor: float = 1.0
+    members: "tuple[StepOverhead, ...]" = ()
 
     def at_level(self, level: ReferenceLevel | None) -> "StepOverhead":
         """Returns the coefficients for a machine on which they were not fitted.
@@ -159,11 +166,6 @@ class StepOverhead:
         regrouped, sliced = _NS * self.regrouped_ns, _NS * self.split_sample_ns
         rates = lookup, output, self.shared_feature_ms, regrouped, sliced, self.shared_ms
         return np.array(rates)
-
-    @property
-    def hot_rows(self) -> HotOverhead:
-        """What it takes to tell hot from cold rows, and to add their outputs."""
-        return HOT_OVERHEAD
 
     @cached_property
     def of_rows(self) -> RowOverhead:
@@ -197,14 +199,15 @@ class StepOverhead:
         sends its own samples' lookups meanwhile, which are as many as a device receives on average.
         """
         over = link.all_to_all(ranks)
-        from_others_ns = _S * (ranks - 1) / ranks / over.bytes_s
+        from_others_ns = self.exchange_factor * _S * (ranks - 1) / ranks / over.bytes_s
         forward = replace(
             self.forward,
             lookup_ns=self.forward.lookup_ns + _ID_BYTES * from_others_ns,
             bag_ns=self.forward.bag_ns + _LENGTH_BYTES * from_others_ns,
         )
         latency_ms = _MS_OF_A_SECOND * _INPUT_EXCHANGES * over.latency_s
-        return replace(self, forward=forward, input_latency_ms=latency_ms)
+        members = tuple(member.with_inputs_over(link, ranks) for member in self.members)
+        return replace(self, forward=forward, input_latency_ms=latency_ms, members=members)
 
     def common_ms(self, task: ShardingTask, splits: int = 0) -> float:
         """Returns what a step takes on all ranks alike, the model's dense part included.
@@ -235,8 +238,9 @@ class StepOverhead:
         return SplitCost(own * columns * self.regrouped_ns, own * self.split_sample_ns)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the coefficients as a JSON object; those of copies only if they are known."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Returns the coefficients as a JSON object, without what is unknown."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**found, "members": [member.to_json() for member in self.members]}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "StepOverhead":
@@ -247,9 +251,11 @@ class StepOverhead:
             "copies": CopyOverhead,
             "rows": RowOverhead,
             "reference_level": ReferenceLevel,
+            "hot_rows": HotOverhead,
         }
-        known = {name for name in kinds if document.get(name) is not None}
-        return StepOverhead(**{**document, **{n: kinds[n](**document[n]) for n in known}})
+        known = {n: kind(**document[n]) for n, kind in kinds.items() if document.get(n) is not None}
+        members = tuple(StepOverhead.from_json(each) for each in document.get("members", ()))
+        return StepOverhead(**{**document, **known, "members": members})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

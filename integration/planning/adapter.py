@@ -127,7 +127,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
             constraints,
             topology,
             self.inputs.batch_size,
-            copies_have_price=self.inputs.options.in_training and topology.compute_device == "cpu",
+            copies_have_price=self.inputs.options.in_training,
         )
         self._proposal = [
             *self._known.options.values(),

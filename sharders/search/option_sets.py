@@ -130,6 +130,9 @@ class OptionSets:
             return sorted(found, key=_step_ms)
         base = _best(found).options if found else self.options.required
         found, hot = self._with_rows(found), list[Start]()
+        if found and not _copied(base) and _best(found).options is not base:
+            # A table that was too much for one device may have hidden what copies gain.
+            self._append_copies(found, _best(found).options)
         if (hot_rows := self._hot_rows(base)) is not None:
             self._append(hot, hot_rows)
             found += self._with_rows(hot) if hot else []
@@ -157,10 +160,14 @@ class OptionSets:
         required, found = self.options.required, list[Start]()
         with suppress(PlanError):
             found.append(Start(self, required, splits=True))
-        for copies in self._copies():
-            if self._append(found, {**required, **copies}) < math.inf:
-                break
+        self._append_copies(found, required)
         return found
+
+    def _append_copies(self, found: list[Start], options: Options) -> None:
+        """Appends the first set with copies beside these options that fits."""
+        for copies in self._copies():
+            if self._append(found, {**copies, **options}) < math.inf:
+                break
 
     def _append_until_worse(self, found: list[Start], sets: Iterable[Iterable[Options]]) -> None:
         """Appends sets of options until some in a row are no better than the best."""
@@ -322,6 +329,10 @@ class OptionSets:
         pieces = list(pieces)
         columns = np.array([piece.exchanged_columns for piece in pieces])
         return np.asarray(self.oracle.alone_ms(pieces) + self._exchange_ms * columns)
+
+
+def _copied(options: Options) -> bool:
+    return any(option.copied for option in options.values())
 
 
 def _best(found: Sequence[Start]) -> Start:
