@@ -4,12 +4,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import tyro
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.hardware import Reporter, for_tables
+from autoshard.cost_model.step.dense_part import dense_ms, read_layers
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
@@ -82,6 +83,10 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     host_memory_gb: float | None = None
     """Memory of the host in GB of 2^30 bytes, for each GPU. If tables do not fit into GPUs, some
     stay there, with caches on the GPUs. Default: tables are in the memory of devices alone."""
+    dense_layers: str | None = None
+    """Widths of the fully connected layers of your model, such as 13-512-256-128,3456-1024-1 for
+    two stacks, in place of --dense-ms: what they take is estimated from the data sheet. Requires a
+    GPU as --hardware."""
     constraints: Path | None = None
     """YAML file of constraints, such as tables that must share a device or stay whole, and reserved
     memory."""
@@ -159,6 +164,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             self._check_ids("--hash-ids" if self.hot_ids is None else "--hot-ids")
         self._check_replicas()
         self._check_host_memory()
+        self._check_dense_layers()
         self.build_objective(self.num_devices)  # raises for wrong options
         self.check_machine(self.cost_model, several=True)
         check_bounds(
@@ -241,6 +247,23 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         """Whether planning measures."""
         return self.measure or "pool" in self.spec.needs
 
+    def _check_dense_layers(self) -> None:
+        if self.dense_layers is None:
+            return
+        if self.dense_ms is not None:
+            raise UserError("--dense-layers stands for --dense-ms: leave one of them out")
+        if self.hardware is None or self.kinds or self.data_sheet is None:
+            raise UserError("--dense-layers requires one GPU, named by --hardware: give --dense-ms")
+
+    def with_dense_part(self) -> Self:
+        """Returns the options with what the dense part takes; a UserError if it is not known."""
+        if self.dense_layers is None or self.data_sheet is None:
+            return self
+        samples = self.batch_size / self.num_devices
+        found = dense_ms(read_layers(self.dense_layers), samples, self.data_sheet)
+        cli.say(f"the dense layers are taken to take {found:.2f} ms of a step")
+        return replace(self, dense_ms=found)
+
     def num_hot_ids(self, tables: Sequence[EmbeddingTable]) -> dict[str, int]:
         """Returns the tables whose most used rows are known, and how many of them."""
         if self.hot_ids is None:
@@ -278,6 +301,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
 def main(config: ShardConfig) -> None:
     """Makes a plan, compares its predicted cost with the best heuristic's, and writes it."""
     config.check()
+    config = config.with_dense_part()
     devices = read_devices(config.memory_gb, config.num_devices, "--num-devices")
     config.check_memory(devices)
     tables, stored = config.workload()

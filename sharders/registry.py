@@ -137,7 +137,7 @@ SHARDERS: dict[str, SharderSpec] = {
         _above("autoshard.integration:TorchRecSharder.of_context"),
         frozenset({"torchrec"}),
         ways="own",
-        words=("columns", "rows", "copies"),
+        words=("columns", "rows", "nodes", "copies"),
     ),
 }
 _ALL = "all"

@@ -17,6 +17,7 @@ from bench.families import (
     family_metrics,
     measured_family_metrics,
 )
+from bench.gpu_steps import gpu_step_metrics
 from bench.headroom import headroom_metrics, size_metrics
 from bench.host_memory import host_memory_metrics
 from bench.learners import learner_metrics
@@ -70,6 +71,9 @@ GROUPS: Mapping[str, Group] = {
     "drop-in": Group("In place of TorchRec's planner", lambda _: drop_in_metrics(), on_ray=False),
     "ways": Group(
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
+    ),
+    "gpu-steps": Group(
+        "Training steps on GPUs, by price", lambda _: gpu_step_metrics(), on_ray=False
     ),
     "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
     "mixed": Group("Devices that differ", lambda _: mixed_metrics(), on_ray=False),

@@ -1,5 +1,6 @@
 """Data sheets of GPUs, for plans on GPUs that nobody has measured."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,18 @@ from autoshard.workload.tasks.links import AnyLink, Link, Network
 
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
-_LATENCY_S = 20e-6  # start of an all-to-all
+# What NCCL makes of links, by published all-reduces of 8 A100, H100 and H200 and of two nodes
+# and all-to-alls of H100, GB200, GB300 and MI355X (docs/gpus.md).
+_ALL_TO_ALL_SHARE, _RING_SHARE = 0.75, 0.85  # inside a node
+_BETWEEN_SHARE = 0.9  # of network cards
+_INSIDE_S, _EACH_INSIDE_S = 20e-6, 1e-6  # start of an all-to-all, and for each other device
+_RING_INSIDE_S = 35e-6
+_BETWEEN_S, _EACH_BETWEEN_S = 40e-6, 0.5e-6  # the same, for each device on another node
+_RING_BETWEEN_S, _DOUBLED_S = 60e-6, 15e-6  # of two nodes, and for twice as many
 _HOST_SHARE = 0.75  # of its bandwidth to the host's memory that rows reach: a guess
 _BY_SHEET = ", by its data sheet"
 _FIGURES = ("memory_gb", "memory_gb_s", "link_gb_s", "network_gb_s", "gpus_per_node")
-_OPTIONAL = ("host_gb_s",)
+_OPTIONAL = ("host_gb_s", "tflops")
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class DataSheet:
         network_gb_s: Bandwidth to GPUs of other nodes, of a GPU in one direction.
         gpus_per_node: GPUs that the faster link connects.
         host_gb_s: Bandwidth to the memory of the host, of a GPU in one direction.
+        tflops: Dense bfloat16 products of its tensor cores; None if unknown.
     """
 
     name: str
@@ -37,10 +46,13 @@ class DataSheet:
     network_gb_s: float
     gpus_per_node: int = 8
     host_gb_s: float = 32.0
+    tflops: float | None = None
 
     def __post_init__(self) -> None:
         for field in (*_FIGURES, *_OPTIONAL):
             value = getattr(self, field)
+            if value is None:
+                continue
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UserError(f"{field} must be a number more than 0, got {value!r}")
         if not isinstance(self.gpus_per_node, int):
@@ -62,8 +74,15 @@ class DataSheet:
 
     def link(self, ranks: int) -> AnyLink:
         """Returns the network between so many GPUs, in full nodes if these are more than one."""
-        inside = Link(_GIGA * self.link_gb_s, _LATENCY_S)
-        between = Link(_GIGA * self.network_gb_s, _LATENCY_S)
+        near = min(ranks, self.gpus_per_node)
+        starts_s = _INSIDE_S + (near - 1) * _EACH_INSIDE_S, _RING_INSIDE_S
+        inside = _nccl(self.link_gb_s, (_ALL_TO_ALL_SHARE, _RING_SHARE), starts_s)
+        nodes = max(2, -(-ranks // self.gpus_per_node))
+        starts_s = (
+            _BETWEEN_S + (ranks - near) * _EACH_BETWEEN_S,
+            _RING_BETWEEN_S + math.log2(nodes / 2) * _DOUBLED_S,
+        )
+        between = _nccl(self.network_gb_s, (_BETWEEN_SHARE, _BETWEEN_SHARE), starts_s)
         if ranks <= self.gpus_per_node:
             return inside
         if ranks % self.gpus_per_node:
@@ -71,17 +90,30 @@ class DataSheet:
         return Network(inside, between, self.gpus_per_node)
 
 
-# Figures of NVIDIA's data sheets for each GPU: NVLink (PCIe for L4 and L40S) is half of the stated
-# sum of both directions, as is PCIe to the host. Networks are those of NVIDIA's DGX nodes (200 or
-# 400 Gbit/s a GPU); for L4 and L40S, 100 Gbit/s.
+def _nccl(gb_s: float, shares: tuple[float, float], starts_s: tuple[float, float]) -> Link:
+    """Returns a link as NCCL uses it, for all-to-alls and for rings."""
+    all_to_alls, rings = (_GIGA * gb_s * share for share in shares)
+    latency_s, ring_latency_s = (round(start_s, 6) for start_s in starts_s)
+    return Link(all_to_alls, latency_s, rings, ring_latency_s)
+
+
+# Figures of data sheets for each GPU: NVLink (PCIe for L4 and L40S, Infinity Fabric for AMD's) is half
+# of the stated sum of both directions, as is the link to the host, which two GPUs share in GB200 and
+# GB300. Networks are those of NVIDIA's DGX nodes (200, 400 or 800 Gbit/s a GPU); for L4 and L40S, 100
+# Gbit/s. TFLOPS are of bfloat16 without sparsity. 72 GPUs of GB200 and GB300 share one NVLink.
 DATA_SHEETS = {
-    "a100-40gb": DataSheet("NVIDIA A100-SXM4-40GB", 40, 1555, 300, 25),
-    "a100-80gb": DataSheet("NVIDIA A100-SXM4-80GB", 80, 2039, 300, 25),
-    "h100-80gb": DataSheet("NVIDIA H100 80GB HBM3", 80, 3350, 450, 50, host_gb_s=64),
-    "h200-141gb": DataSheet("NVIDIA H200", 141, 4800, 450, 50, host_gb_s=64),
-    "b200-180gb": DataSheet("NVIDIA B200", 180, 8000, 900, 50, host_gb_s=64),
-    "l4-24gb": DataSheet("NVIDIA L4", 24, 300, 32, 12.5),
-    "l40s-48gb": DataSheet("NVIDIA L40S", 48, 864, 32, 12.5),
+    "a100-40gb": DataSheet("NVIDIA A100-SXM4-40GB", 40, 1555, 300, 25, tflops=312),
+    "a100-80gb": DataSheet("NVIDIA A100-SXM4-80GB", 80, 2039, 300, 25, tflops=312),
+    "h100-80gb": DataSheet("NVIDIA H100 80GB HBM3", 80, 3350, 450, 50, 8, 64, 989),
+    "h200-141gb": DataSheet("NVIDIA H200", 141, 4800, 450, 50, 8, 64, 989),
+    "b200-180gb": DataSheet("NVIDIA B200", 180, 8000, 900, 50, 8, 64, 2250),
+    "b300-270gb": DataSheet("NVIDIA B300 SXM6 AC", 270, 7700, 900, 100, 8, 64, 2250),
+    "gb200-192gb": DataSheet("NVIDIA GB200", 186, 8000, 900, 50, 72, 225, 2500),
+    "gb300-288gb": DataSheet("NVIDIA GB300", 279, 8000, 900, 100, 72, 225, 2500),
+    "mi300x-192gb": DataSheet("AMD Instinct MI300X", 192, 5300, 448, 50, 8, 64, 1307),
+    "mi355x-288gb": DataSheet("AMD Instinct MI355X", 288, 8000, 536, 50, 8, 64, 2500),
+    "l4-24gb": DataSheet("NVIDIA L4", 24, 300, 32, 12.5, tflops=121),
+    "l40s-48gb": DataSheet("NVIDIA L40S", 48, 864, 32, 12.5, tflops=362),
 }
 
 

@@ -173,10 +173,11 @@ class StepPredictor:
 
     @property
     def _members(self) -> Ints:
-        """The member of the overhead of each scenario."""
+        """The member of the overhead of each scenario, each beside every one of the networks."""
         overhead = self._oracle.model.counted_overhead
         assert overhead is not None
-        return np.arange(SCENARIOS) % len(overhead.members)
+        networks = self._oracle.model.compute.ensemble.members
+        return np.arange(SCENARIOS) // networks % len(overhead.members)
 
     def _copies_error_ms(self, plan: ShardingPlan) -> Floats:
         """Returns what copies take more than their price in each scenario, [scenarios].

@@ -30,10 +30,12 @@ from autoshard.workload.tables.table import DIM_STEP, EmbeddingTable, can_be_blo
 from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import DATA_PARALLEL
 
-Split = Literal["column_wise", "row_wise", "data_parallel"]  # sharding types beside table_wise
+# Sharding types beside table_wise.
+Split = Literal["column_wise", "row_wise", "table_row_wise", "data_parallel"]
 _TYPES: Mapping[str, Split] = {
     "columns": "column_wise",
     "rows": "row_wise",
+    "nodes": "table_row_wise",
     "copies": "data_parallel",
 }
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
@@ -46,7 +48,7 @@ class TorchRecSharder:
     The planner gets the pooling factors, the batch size, the memory of each device as storage, and
     the objective's link, if any; nothing else is reserved. With `column_wise`, a table may be split
     by one width: its largest even divisor below `dim`, up to 128. Rows are offered for GPUs alone,
-    so with `row_wise` other devices are taken for GPUs with the bandwidth of a CPU's memory.
+    so with `row_wise` and `table_row_wise` other devices are taken for GPUs with the bandwidth of a CPU's memory.
 
     Args:
         types: Sharding types that the planner chooses from, beside `table_wise`.
@@ -88,7 +90,10 @@ class TorchRecSharder:
         """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""
         named = {f"t{number}": table for number, table in enumerate(task.tables)}
         ranks = len(task.devices)
-        constraints = {name: self._constraints(table, ranks) for name, table in named.items()}
+        of_node = ranks // task.nodes if task.nodes > 1 else 1
+        constraints = {
+            name: self._constraints(table, ranks, of_node) for name, table in named.items()
+        }
         plan = plan_by_torchrec(
             _model(task, named), task, constraints, self._topology(task), self._seconds
         )
@@ -107,18 +112,21 @@ class TorchRecSharder:
         return ours
 
     def _topology(self, task: ShardingTask) -> Topology:
-        if "row_wise" not in self._types:
+        if not {"row_wise", "table_row_wise"} & set(self._types):
             return topology_of(task, self._device, self._sheet)
         bandwidths = {"hbm_mem_bw": DDR_MEM_BW} if self._device == "cpu" else None
         kind = "cuda" if self._device == "cpu" else self._device
         return topology_of(task, kind, self._sheet, bandwidths, for_rows=True)
 
-    def _constraints(self, table: EmbeddingTable, ranks: int) -> ParameterConstraints:
+    def _constraints(
+        self, table: EmbeddingTable, ranks: int, of_node: int
+    ) -> ParameterConstraints:
         even = range(DIM_STEP, min(table.dim // 2, _MAX_WIDTH) + 1, DIM_STEP)
         widths = [width for width in even if table.dim % width == 0]
         can_be = {
             "column_wise": bool(widths),
             "row_wise": can_be_blocks(table.rows, ranks),
+            "table_row_wise": of_node > 1 and can_be_blocks(table.rows, of_node),
             "data_parallel": True,
         }
         types = [each for each in can_be if each in self._types and can_be[each]]

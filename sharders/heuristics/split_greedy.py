@@ -11,14 +11,24 @@ from autoshard.workload import ShardingTask
 from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
 
 _SHARES = (1.1, 1.3, np.inf)  # limits of columns of a device, relative to the mean
+_USUAL = 1.3  # of these
 _PARTS = (2, 4, 8, 16, 32)  # largest pieces are so many times smaller than a device's memory
 
 
-def split_greedy(oracle: EstimatedCosts, task: ShardingTask) -> list[Placed]:
+def split_greedy(
+    oracle: EstimatedCosts, task: ShardingTask, thorough: bool = True
+) -> list[Placed]:
     """Returns the plans with the coarsest pieces that fit, and with those half as large; maybe
     none.
+
+    Args:
+        oracle: Cost oracle.
+        task: The task.
+        thorough: Whether several limits of columns are tried, and smaller pieces: six times the
+            work.
     """
-    greedy, found = GridGreedy(oracle, task, _SHARES), list[Placed]()
+    greedy = GridGreedy(oracle, task, _SHARES if thorough else (_USUAL,))
+    enough, found = 2 if thorough else 1, list[Placed]()
     largest = int(task.usable_bytes.max())
     cut: list[PlacementUnit] = []
     if sum(_sizes(task, greedy.masks.units)) > sum(task.usable_bytes.tolist()):
@@ -31,7 +41,7 @@ def split_greedy(oracle: EstimatedCosts, task: ShardingTask) -> list[Placed]:
         (plan,) = greedy.best([cut])
         if not plan.lack:
             found.append(plan.placed())
-        if found and (len(found) == 2 or plan.lack):
+        if found and (len(found) == enough or plan.lack):
             break
     return found
 

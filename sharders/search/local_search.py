@@ -24,6 +24,8 @@ from autoshard.workload.ways.option import ShardingOption, columns_task, tables_
 # devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
 _KICKS = 16  # restarts in a round of those that time is left for
+# Few pieces cost little time, and steps of one piece often leave them uneven.
+_FEW, _KICKS_OF_FEW = 32, 8
 _PROPOSALS = 20_000  # of annealing in the first round
 _SHARP = 96.0  # power after that
 _SCENARIOS = 16  # number of scenarios in the last descent
@@ -123,7 +125,8 @@ class TaskSearch:
         if self._options is not None:
             best.flip_options(self._options, self._search.split, self._time_is_up)
         rng = np.random.default_rng(self._search.seed)
-        for number in range(self._search.kicks):
+        few = len(best.sharded().placed) <= _FEW
+        for number in range(max(self._search.kicks, _KICKS_OF_FEW if few else 0)):
             best = self._kicked(best, number, rng)
         return self._candidates(best)
 

@@ -30,7 +30,9 @@ from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, Options, 
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
 _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
+_MORE = (1.0, 1.3, 1.6, 2.0)  # the same, where tables that lose a little may be copied, too
 _HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
+_NEVER, _QUICKLY, _THOROUGHLY = range(3)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
 
 
@@ -59,7 +61,8 @@ class Start:
     Args:
         sets: Where it comes from.
         options: Options of tables that are not in columns.
-        splits: Whether large tables are split where whole ones do not fit.
+        splits: How large tables are split where whole ones do not fit: _THOROUGHLY, _QUICKLY or
+            _NEVER.
 
     Attributes:
         task: Task of what single devices hold.
@@ -68,7 +71,7 @@ class Start:
         PlanError: There is no memory for copies.
     """
 
-    def __init__(self, sets: "OptionSets", options: Options, splits: bool) -> None:
+    def __init__(self, sets: "OptionSets", options: Options, splits: int) -> None:
         self.options, self._sets, self._splits = options, sets, splits
         self.task = sets.options.columns_task(options)
 
@@ -78,8 +81,16 @@ class Start:
         oracle, of = self._sets.oracle, self._sets.options
         with suppress(PlanError):
             return [of.sharded(FusedGreedySharder(oracle), self.options)]
-        found = split_greedy(oracle, self.task) if self._splits else []
+        if self._splits == _NEVER:
+            return []
+        found = split_greedy(oracle, self.task, self._splits == _THOROUGHLY)
         return [Sharded.of_columns(self._sets.task, placed, self.options) for placed in found]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether whole tables do not fit, and parts of them do."""
+        placed = (piece for found in self.greedy for piece, _ in found.placed)
+        return any(piece.width < piece.table.dim for piece in placed)
 
     @cached_property
     def step_ms(self) -> float:
@@ -133,6 +144,8 @@ class OptionSets:
         if found and not _copied(base) and _best(found).options is not base:
             # A table that was too much for one device may have hidden what copies gain.
             self._append_copies(found, _best(found).options)
+        if self.task.objective.counts_exchanges:
+            self._append_until_worse(found, self._without_columns())
         if (hot_rows := self._hot_rows(base)) is not None:
             self._append(hot, hot_rows)
             found += self._with_rows(hot) if hot else []
@@ -159,7 +172,7 @@ class OptionSets:
         """Returns the set of required options, and the first one with copies that fits."""
         required, found = self.options.required, list[Start]()
         with suppress(PlanError):
-            found.append(Start(self, required, splits=True))
+            found.append(Start(self, required, _THOROUGHLY))
         self._append_copies(found, required)
         return found
 
@@ -187,7 +200,8 @@ class OptionSets:
     def _append(self, found: list[Start], options: Options) -> float:
         """Appends a set of options if its greedy plan fits; returns what that takes."""
         with suppress(PlanError):
-            start = Start(self, options, splits=not found)
+            splits = _THOROUGHLY if not found else _QUICKLY if found[0].is_split else _NEVER
+            start = Start(self, options, splits)
             if start.greedy:
                 found.append(start)
             return start.step_ms
@@ -209,6 +223,18 @@ class OptionSets:
         if float(gains_ms[gains_ms > 0].sum()) >= _MIN_GAIN * spread_ms:
             for share in _SHARES:
                 yield dict.fromkeys(names[: max(1, round(share * gaining))], DATA_PARALLEL)
+
+    def _without_columns(self) -> Iterator[Iterator[Options]]:
+        """Yields sets with copies and rows alone: then no all-to-alls of columns have to start."""
+        free = [t for t in self.task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+        if not free:
+            return
+        gains_ms, _ = self._gains_ms(free)
+        order, gaining = np.argsort(-gains_ms).tolist(), int((gains_ms > 0).sum())
+        for count in sorted({min(round(share * gaining), len(free)) for share in _MORE} - {0}):
+            copies = {free[number].name: DATA_PARALLEL for number in order[:count]}
+            rest = [t for t in self.task.tables if t.name not in copies]
+            yield ({**copies, **rows} for rows in self._on_devices(rest, self.options.required))
 
     def _gains_ms(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, float]:
         """Returns by how much a copy of each table shortens the step of even devices, [tables],
