@@ -334,4 +334,4 @@ def _bytes(size: float) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(page(), end="")  # noqa: T201

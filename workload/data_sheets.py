@@ -97,10 +97,11 @@ def _nccl(gb_s: float, shares: tuple[float, float], starts_s: tuple[float, float
     return Link(all_to_alls, latency_s, rings, ring_latency_s)
 
 
-# Figures of data sheets for each GPU: NVLink (PCIe for L4 and L40S, Infinity Fabric for AMD's) is half
-# of the stated sum of both directions, as is the link to the host, which two GPUs share in GB200 and
-# GB300. Networks are those of NVIDIA's DGX nodes (200, 400 or 800 Gbit/s a GPU); for L4 and L40S, 100
-# Gbit/s. TFLOPS are of bfloat16 without sparsity. 72 GPUs of GB200 and GB300 share one NVLink.
+# Figures of data sheets for each GPU: NVLink (PCIe for L4 and L40S, Infinity Fabric for AMD's) is
+# half of the stated sum of both directions, as is the link to the host, which two GPUs share in
+# GB200 and GB300. Networks are those of NVIDIA's DGX nodes (200, 400 or 800 Gbit/s a GPU); for L4
+# and L40S, 100 Gbit/s. TFLOPS are of bfloat16 without sparsity. 72 GPUs of GB200 and GB300 share
+# one NVLink.
 DATA_SHEETS = {
     "a100-40gb": DataSheet("NVIDIA A100-SXM4-40GB", 40, 1555, 300, 25, tflops=312),
     "a100-80gb": DataSheet("NVIDIA A100-SXM4-80GB", 80, 2039, 300, 25, tflops=312),

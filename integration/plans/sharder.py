@@ -47,8 +47,8 @@ class TorchRecSharder:
 
     The planner gets the pooling factors, the batch size, the memory of each device as storage, and
     the objective's link, if any; nothing else is reserved. With `column_wise`, a table may be split
-    by one width: its largest even divisor below `dim`, up to 128. Rows are offered for GPUs alone,
-    so with `row_wise` and `table_row_wise` other devices are taken for GPUs with the bandwidth of a CPU's memory.
+    by one width: its largest even divisor below `dim`, up to 128. Rows are offered for GPUs alone:
+    with `row_wise` and `table_row_wise`, others are taken for GPUs with a CPU's memory bandwidth.
 
     Args:
         types: Sharding types that the planner chooses from, beside `table_wise`.
@@ -118,9 +118,7 @@ class TorchRecSharder:
         kind = "cuda" if self._device == "cpu" else self._device
         return topology_of(task, kind, self._sheet, bandwidths, for_rows=True)
 
-    def _constraints(
-        self, table: EmbeddingTable, ranks: int, of_node: int
-    ) -> ParameterConstraints:
+    def _constraints(self, table: EmbeddingTable, ranks: int, of_node: int) -> ParameterConstraints:
         even = range(DIM_STEP, min(table.dim // 2, _MAX_WIDTH) + 1, DIM_STEP)
         widths = [width for width in even if table.dim % width == 0]
         can_be = {

@@ -15,9 +15,7 @@ _USUAL = 1.3  # of these
 _PARTS = (2, 4, 8, 16, 32)  # largest pieces are so many times smaller than a device's memory
 
 
-def split_greedy(
-    oracle: EstimatedCosts, task: ShardingTask, thorough: bool = True
-) -> list[Placed]:
+def split_greedy(oracle: EstimatedCosts, task: ShardingTask, thorough: bool = True) -> list[Placed]:
     """Returns the plans with the coarsest pieces that fit, and with those half as large; maybe
     none.
 

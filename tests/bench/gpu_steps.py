@@ -1,4 +1,4 @@
-"""Training steps on GPUs by price: beside what others published, and beside other planners' plans."""
+"""Training steps on GPUs by price: over what others published, and over other planners' plans."""
 
 import math
 import time
@@ -68,7 +68,11 @@ def _published_metrics() -> list[Metric]:
 def _of_steps(label: str, some: Sequence[Held]) -> list[Metric]:
     published = [one.point["value"] for one in some]
     prices = [one.price for one in some]
-    inside = [one.interval[0] <= one.point["value"] <= one.interval[1] for one in some if one.interval]  # fmt: skip
+    inside = [
+        low <= one.point["value"] <= high
+        for one in some
+        for low, high in [one.interval or (math.nan, math.nan)]
+    ]
     label = f"published {label} ({len(some)})"
     return [
         Metric(f"{label}: price over published", "0.7 to 1.4", _mean_ratio(some)),

@@ -395,7 +395,7 @@ def test_the_network_is_that_of_the_topology() -> None:
     assert (cpu.name, cpu.link) == ("step", MODEL.links.get(8))
     sheet = objective(compute_device="cuda", local_world_size=8)
     assert sheet.link is not None
-    assert sheet.link.all_to_all(8).bytes_s == 450e9
+    assert sheet.link.all_to_all(8).bytes_s == 0.75 * 450e9
     given = objective(
         compute_device="cuda", local_world_size=4, intra_host_bw=3e8, inter_host_bw=2e7
     )
@@ -457,7 +457,15 @@ def test_a_table_that_may_be_copied_alone_is_copied(device: str) -> None:
     planner = ours("autoshard", topology(device=device), 64, copied, **known)
     made = planner.plan(model(), SHARDERS)
     assert types_of(made, "a") == "data_parallel"
-    assert any("copies have no price" in note for note in planner.notes) == (device == "cuda")
+    assert not any("copies have no price" in note for note in planner.notes)
+
+
+def test_a_table_that_may_be_copied_alone_is_copied_where_operators_count() -> None:
+    copied = {"a": ParameterConstraints(sharding_types=["data_parallel"])}
+    planner = ours("autoshard", topology(), 64, copied, objective="operators")
+    made = planner.plan(model(), SHARDERS)
+    assert types_of(made, "a") == "data_parallel"
+    assert any("copies have no price" in note for note in planner.notes)
 
 
 def test_kernels_of_constraints_are_kept_on_cpus() -> None:

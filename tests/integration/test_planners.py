@@ -154,10 +154,10 @@ def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
     [
         (
             "torchrec_wide",
-            "sharder 'torchrec_wide': after torchrec_ comes all, or some of columns, rows, copies",
+            "sharder 'torchrec_wide': after torchrec_ comes all, or some of columns, rows, nodes, copies",
         ),
         ("torchrec_all_rows", "after torchrec_ comes all, or some of"),
-        ("torchrec_rows_rows", "columns, rows, copies, each once"),
+        ("torchrec_rows_rows", "columns, rows, nodes, copies, each once"),
         ("dim_all", "sharder 'dim_all' is not one of round_robin,"),
     ],
 )
