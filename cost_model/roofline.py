@@ -18,6 +18,8 @@ Sources, by pull request:
 Small operators are bounded by launches; their time is a guess.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,9 @@ from autoshard.cost_model.networks.network import (
 )
 from autoshard.cost_model.step.by_data_sheet import overhead_of_sheet
 from autoshard.workload import OperatorOptions
-from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 from autoshard.workload.tables.operators import FLOAT_BYTES, INDEX_BYTES, WEIGHT_BYTES
+from autoshard.workload.tasks.links import AnyLink
 
 _SHAPE = NetworkShape(hidden=4, fusion=4, learned=1)
 _BATCH_SIZES = (1, 2**20)
@@ -77,14 +80,28 @@ def roofline_model(sheet: DataSheet, operator: OperatorOptions | None = None) ->
             "fusion.log_start": torch.stack(starts).log(),
         }
     )
-    links = {ranks: sheet.link(ranks) for ranks in range(2, _MAX_RANKS + 1)}
     return CostModel(
         ComputeCostModel(_SHAPE, scale, ensemble, _UNCERTAINTY, _PRIOR),
         Provenance(sheet.hardware, "", operator, _BATCH_SIZES, num_shards=0),
-        links,
+        _links(sheet),
         data_sheet=sheet,
         overhead=overhead_of_sheet(sheet, operator),
     )
+
+
+def with_data_sheet(model: CostModel) -> CostModel:
+    """Returns a model of a measured GPU with what its data sheet tells of training and of links,
+    where these were not measured; the same model if there is no data sheet.
+    """
+    sheet = data_sheet_of(model.provenance.hardware)
+    if sheet is None:
+        return model
+    overhead = model.overhead or overhead_of_sheet(sheet, model.provenance.operator)
+    return replace(model, overhead=overhead, links={**_links(sheet), **model.links})
+
+
+def _links(sheet: DataSheet) -> dict[int, AnyLink]:
+    return {ranks: sheet.link(ranks) for ranks in range(2, _MAX_RANKS + 1)}
 
 
 def _prices(

@@ -67,8 +67,9 @@ class TrainConfig:
     test shards, then the check. The report says what was left out. Training is not limited.
     Default: none."""
     calibrate: Path | None = None
-    """Folder or name of a model to adapt to at most 50 shards of the store, in place of training.
-    Excludes --rounds and --hyper."""
+    """Folder or name of a model to adapt to at most 50 shards of the store, in place of training;
+    the name of a GPU, such as h100-80gb, stands for the model by its data sheet. Excludes --rounds
+    and --hyper."""
     machines: tuple[Path, ...] = ()
     """Measurements of other machines, a store or Parquet file for each, two at least. Networks of
     all machines are trained as well: from them, plans for a machine that nobody measured are made

@@ -29,7 +29,8 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
     """Returns the model adapted to the operator, hardware and batch size of a few measured shards.
 
     Uncertainty is fitted by five-fold cross-validation; on other hardware it is that on machines
-    left out of training, if that is larger. Links are dropped if the hardware differs.
+    left out of training, if that is larger. Links are dropped if the hardware differs,
+    but for those of the data sheet of this GPU.
 
     Args:
         model: Model to adapt.
@@ -52,7 +53,8 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
         # These shards are of one family of tables; on others, networks err as on other machines.
         known = (compute.uncertainty, model.machines.mean.uncertainty)
         compute = replace(compute, uncertainty=max(known, key=lambda each: each.noise))
-    links = model.links if same else {}
+    sheet = model.data_sheet
+    links = model.links if same or (sheet and sheet.is_of(data.hardware)) else {}
     here = data.hardware, data.reference_level
     overheads = model.overheads if same else model.overheads_at(*here)
     return replace(

@@ -12,6 +12,9 @@ from autoshard.cost_model.learning.training import Curves, Progress, TrainOption
 from autoshard.cost_model.models.checkpoint import OtherHardware, load_model
 from autoshard.cost_model.models.model import CostModel, Provenance
 from autoshard.cost_model.networks.dataset import MIN_SHARDS, CostDataset, split
+from autoshard.cost_model.roofline import roofline_model, with_data_sheet
+from autoshard.workload import UserError
+from autoshard.workload.data_sheets import DATA_SHEETS
 
 
 def train_model(
@@ -19,7 +22,8 @@ def train_model(
 ) -> tuple[CostModel, Curves]:
     """Trains a cost model on a dataset's parts `train` and `validation`.
 
-    Links are fitted where there are enough all-to-alls.
+    Links are fitted where there are enough all-to-alls. A known GPU's data sheet tells the others,
+    and what training takes beside operators.
 
     Args:
         data: Measurements.
@@ -32,13 +36,16 @@ def train_model(
     """
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], options, seed, step)
-    return CostModel(compute, Provenance.of(data), fit_links(data.exchanges)), curves
+    model = CostModel(compute, Provenance.of(data), fit_links(data.exchanges))
+    return with_data_sheet(model), curves
 
 
 def calibrate_model(
     source: Path, data: CostDataset
 ) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
-    """Calibrates a saved model with at most `MAX_CALIBRATION_SHARDS` of the part `train`.
+    """Calibrates a saved model, or that of a GPU by its data sheet, with some measured shards.
+
+    These are at most `MAX_CALIBRATION_SHARDS` of the part `train`.
 
     If the model knows several machines, these are the most informative ones about another.
 
@@ -46,9 +53,7 @@ def calibrate_model(
         The model, the number of shards, and evaluations before and after on the dataset's test
         tables; None if there are too few of them.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
-        before = load_model(source)
+    before = _to_be_calibrated(source, data)
     parts = split(data, must_be_full=False)
     few = _to_calibrate_with(before, parts["train"])
     model = calibrate(before, few)
@@ -56,6 +61,20 @@ def calibrate_model(
         return model, len(few), None
     old, new = (evaluate(each.compute, few, parts["test"]) for each in (before, model))
     return model, len(few), (old, new)
+
+
+def _to_be_calibrated(source: Path, data: CostDataset) -> CostModel:
+    sheet = DATA_SHEETS.get(str(source))
+    if sheet is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+            return load_model(source)
+    if not sheet.is_of(data.hardware):
+        raise UserError(
+            f"{source} is the data sheet of {sheet.name}, and the shards were measured on "
+            f"{data.hardware}: name that GPU"
+        )
+    return roofline_model(sheet, data.operator)
 
 
 def _to_calibrate_with(model: CostModel, data: CostDataset) -> CostDataset:

@@ -154,7 +154,7 @@ def test_it_is_a_sharder_by_name(name: str, types: Any) -> None:
     [
         (
             "torchrec_wide",
-            "sharder 'torchrec_wide': after torchrec_ comes all, or some of columns, rows, nodes, copies",
+            "sharder 'torchrec_wide': after torchrec_ comes all, or some of columns, rows, nodes",
         ),
         ("torchrec_all_rows", "after torchrec_ comes all, or some of"),
         ("torchrec_rows_rows", "columns, rows, nodes, copies, each once"),
