@@ -26,6 +26,7 @@ from autoshard.workload import (
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import on_gpus
 from autoshard.workload.plans.placements import Placement
+from autoshard.workload.tables.table import can_be_blocks
 from bench.metric import Metric
 from bench.workbench import say
 
@@ -163,7 +164,7 @@ def _all_by_rows(task: ShardingTask, oracle: EstimatedCosts) -> ShardingPlan | N
     alone_ms = oracle.alone_ms([table.whole() for table in task.tables])
     for number in np.argsort(-alone_ms, kind="stable").tolist():
         table: EmbeddingTable = task.tables[number]
-        if table.rows >= of_node:
+        if can_be_blocks(table.rows, of_node):
             node = int(busy_ms.reshape(nodes, of_node).sum(1).argmin())
             first = node * of_node
             placed.append(Placement(table.name, 0, table.dim, first, of_node))
