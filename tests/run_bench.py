@@ -12,6 +12,7 @@ from pathlib import Path
 from bench import report
 from bench.drift import callback_metrics, drift_metrics
 from bench.drop_in import drop_in_metrics
+from bench.drop_in_steps import drop_in_step_metrics
 from bench.families import (
     correction_metrics,
     family_metrics,
@@ -101,6 +102,9 @@ GROUPS: Mapping[str, Group] = {
     "published": Group("Measured plans, and published systems", published_metrics),
     "transfer": Group("Measured plans for other task sizes, same policy", transfer_metrics),
     "training-torchrec": Group("Training step time with TorchRec", rehearsal_metrics),
+    "drop-in-steps": Group(
+        "Training steps in place of TorchRec's planner", lambda _: drop_in_step_metrics()
+    ),
     "training": Group("Training a policy", training_metrics),
     "sweep": Group("Sweeps", sweep_metrics),
     "chaos": Group("Faults at random moments", lambda _: chaos_metrics(), on_ray=False),

@@ -60,7 +60,12 @@ class RankGroup:
         loop: Loop of training: `plain`, or `pipelined` by TorchRec's `TrainPipelineSparseDist`.
         clears_caches: Whether ranks in turns find caches cleared, as other ranks of their own would
             not share theirs. Where no time counts, training is faster without.
+
+    Attributes:
+        rank_type: Actor of a rank.
     """
+
+    rank_type: type[RehearsalRank] = RehearsalRank
 
     def __init__(
         self,
@@ -252,7 +257,7 @@ class RankGroup:
         self._actors = []
 
     def _start(self, rank: int, place: Place) -> Any:
-        actor: Any = ray.remote(**self.backend.ray_options(place))(RehearsalRank)
+        actor: Any = ray.remote(**self.backend.ray_options(place))(self.rank_type)
         first = place.unit not in [other.unit for other in self.places[:rank]]
         return actor.remote(rank, len(self.places), self.backend, place, first)
 
