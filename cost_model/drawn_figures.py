@@ -19,6 +19,12 @@ class Figure(NamedTuple):
     deviation: float
 
 
+# Of operators, and of what training does beside them.
+L2_OVER_MEMORY = Figure(1.64, 0.25)  # bandwidth of the L2 cache
+SORT_NS = Figure(0.30, 0.4)  # of a lookup before the backward pass, and its runs
+REFERENCE_GB_S = 3350.0  # bandwidth of an H100's memory, to which times of work in it refer
+
+
 def drawn(figures: Mapping[str, Figure], seed: int) -> list[dict[str, float]]:
     """Returns the figures of each member, of which equally many are larger and smaller."""
     draws = torch.randn(MEMBERS, len(figures), generator=torch.Generator().manual_seed(seed))

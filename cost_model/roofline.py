@@ -23,7 +23,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.drawn_figures import MEMBERS, Figure, drawn
+from autoshard.cost_model.drawn_figures import (
+    L2_OVER_MEMORY,
+    MEMBERS,
+    REFERENCE_GB_S,
+    SORT_NS,
+    Figure,
+    drawn,
+)
 from autoshard.cost_model.models.model import CostModel, Provenance
 from autoshard.cost_model.networks.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.networks.ensemble import Ensemble
@@ -47,15 +54,14 @@ _MAX_RANKS = 512
 _UNCERTAINTY = Uncertainty(scale=1.0, noise=0.15)
 _PRIOR = ResidualPrior(own=0.15, shared=0.15, rest=0.1, rest_ms=0.02)
 _NS, _US = 1e-6, 1e-3  # in ms
-_REFERENCE_GB_S = 3350.0  # bandwidth of an H100's memory, to which times of work in it refer
 
 
 _FIGURES = {
     "memory_share": Figure(0.70, 0.12),  # of the bandwidth that random rows reach
-    "l2_over_memory": Figure(1.64, 0.25),  # bandwidth of the L2 cache
+    "l2_over_memory": L2_OVER_MEMORY,
     "lookup_ns": Figure(0.004, 0.5),  # of the forward pass, beside its bytes
     "bag_ns": Figure(0.005, 0.7),
-    "sort_ns": Figure(0.30, 0.4),  # of a lookup before the backward pass, and its runs
+    "sort_ns": SORT_NS,
     "forward_us": Figure(15.0, 0.5),  # start of the pass: the host launches ahead
     "backward_us": Figure(80.0, 0.5),  # a dozen kernels
 }
@@ -110,7 +116,7 @@ def _prices(
     """Returns ms of each unit of work, [2, kinds x terms], and of the start of a pass, [2]."""
     memory = 1e3 / (sheet.memory_gb_s * 1e9 * figures["memory_share"])  # ms of a byte
     l2 = 1e3 / (sheet.memory_gb_s * 1e9 * figures["l2_over_memory"])
-    slower = _REFERENCE_GB_S / sheet.memory_gb_s
+    slower = REFERENCE_GB_S / sheet.memory_gb_s
     share = WEIGHT_BYTES[operator.weights] / FLOAT_BYTES  # terms count bytes of fp32
     # Of the optimizer, for each element and for each row.
     elements = {"adagrad": 1.0}.get(operator.optimizer, 0.0)

@@ -1,7 +1,7 @@
 """Prices of what others have published of GPUs, by data sheets alone.
 
-`cost_model/published_points.json` holds the points with their sources. A third of them is aside: no
-figure of the price was chosen by these.
+`cost_model/published_points.json` holds the points with their sources. A third of those
+that have a price is aside: no figure of the price was chosen by these.
 
 Steps of MLPerf Training by HugeCTR are not those of TorchRec: inputs are exchanged beforehand, CUDA
 graphs leave no launches, exchanges have two bytes an element, and the dense part hides them. Their
@@ -279,31 +279,27 @@ _PRICES = {
 }
 
 
-def tables_of(prices: Sequence[Held]) -> dict[str, list[Held]]:
-    """Returns prices by what they are of, in the order of docs."""
-    names = {
-        "step": "training steps",
-        "all_to_all": "all-to-alls",
-        "all_reduce": "all-reduces and their parts",
-    }
-    found: dict[str, list[Held]] = {}
-    for name in (*names.values(), "operators"):
-        found[name] = [
-            each
-            for each in prices
-            if names.get(_RINGS.get(each.point["what"], each.point["what"]), "operators") == name
-        ]
+_GROUPS = {
+    "step": "training steps",
+    "all_to_all": "all-to-alls",
+    **dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), "all-reduces and their parts"),
+    **dict.fromkeys(("forward", "backward", "both"), "operators"),
+}
+
+
+def grouped(prices: Sequence[Held]) -> dict[str, list[Held]]:
+    """Returns prices by what they are of."""
+    found: dict[str, list[Held]] = {name: [] for name in _GROUPS.values()}
+    for each in prices:
+        found[_GROUPS[each.point["what"]]].append(each)
     return found
 
 
-_RINGS = {"all_gather": "all_reduce", "reduce_scatter": "all_reduce"}
-
-
 def page() -> str:
-    """Returns the tables of docs/published-gpus.md."""
+    """Returns a table of each kind of points, in Markdown."""
     every = [each for point in points() if (each := held(point)) is not None]
     lines = []
-    for name, some in tables_of(every).items():
+    for name, some in grouped(every).items():
         lines += [f"## {name[0].upper()}{name[1:]}", ""]
         lines += [
             "| published | GPUs | of | ms | price over it | aside |",

@@ -22,17 +22,6 @@ _FILLED_MS = 0.15  # work of a GPU that is half filled
 _NOISE = 0.03
 
 
-def synthetic_gpu(count: int, batch_size: int, seed: int = 0) -> CostDataset:
-    """Returns so many measured shards of 1 to 12 random tables."""
-    rng = np.random.default_rng(seed)
-    pool = _pool(rng, 400)
-    shards = []
-    for _ in range(count):
-        chosen = rng.choice(len(pool), int(rng.integers(1, 13)), replace=False)
-        shards.append(Shard.of_tables([pool[number] for number in chosen]))
-    return measured(shards, batch_size, rng)
-
-
 def measured(shards: Sequence[Shard], batch_size: int, rng: np.random.Generator) -> CostDataset:
     """Returns shards with what they take on this GPU."""
     true_ms = np.array([_ms([p.table for p in shard.pieces], batch_size) for shard in shards])
@@ -49,7 +38,8 @@ def measured(shards: Sequence[Shard], batch_size: int, rng: np.random.Generator)
     )
 
 
-def _pool(rng: np.random.Generator, count: int) -> list[EmbeddingTable]:
+def random_tables(rng: np.random.Generator, count: int) -> list[EmbeddingTable]:
+    """Returns so many tables of all sizes and kinds of access."""
     return [
         EmbeddingTable(
             f"t{number}",

@@ -11,7 +11,7 @@ from autoshard.workload.tasks.links import AnyLink, Link, Network
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
 # What NCCL makes of links, by published all-reduces of 8 A100, H100 and H200 and of two nodes
-# and all-to-alls of H100, GB200, GB300 and MI355X (docs/gpus.md).
+# and all-to-alls of H100, GB200, GB300 and MI355X (tests/published_points.py).
 _ALL_TO_ALL_SHARE, _RING_SHARE = 0.75, 0.85  # inside a node
 _BETWEEN_SHARE = 0.9  # of network cards
 _INSIDE_S, _EACH_INSIDE_S = 20e-6, 1e-6  # start of an all-to-all, and for each other device

@@ -7,6 +7,7 @@ The residual of each shard, which remains if all is known of its tables, is inte
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ import torch
 from autoshard.cost_model.networks.inputs import sums_of_devices
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.cost_model.step.common_price import CommonPrice
-from autoshard.cost_model.step.overhead import SplitCost, loads_of, splits_of
+from autoshard.cost_model.step.overhead import SplitCost, StepOverhead, loads_of, splits_of
 from autoshard.cost_model.uncertainty.residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
-from autoshard.workload.arrays import Floats, Ints
+from autoshard.workload.arrays import Floats
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.ways.option import tables_of_parts
 
@@ -140,44 +141,51 @@ class StepPredictor:
 
     def _members_passes_ms(self, placed: Placed) -> Floats | float:
         """Returns what passes take more by members of the overhead, [scenarios, 2, devices]."""
-        overhead = self._oracle.model.counted_overhead
-        if overhead is None or not overhead.members:
+        if not self._members:
             return 0.0
         held: list[list[Piece]] = [[] for _ in self._task.devices]
         for piece, home in placed:
             held[home].append(piece)
         loads = np.stack([loads_of(pieces, self._task.batch_size) for pieces in held])
-        usual = loads @ overhead.rates[:, 1:].T
-        more = [(loads @ member.rates[:, 1:].T - usual).T for member in overhead.members]
-        return np.stack(more)[self._members]
+        usual, *members = ((loads @ each.rates[:, 1:].T).T for each in self._overheads)
+        return self._of_scenarios([member - usual for member in members])
 
     def _members_ms(self, plan: ShardingPlan) -> Floats | float:
         """Returns what all devices bear, and exchanges take, more by members of the overhead,
         [scenarios].
         """
-        overhead, task = self._oracle.model.counted_overhead, self._task
-        if overhead is None or not overhead.members:
+        if not self._members:
             return 0.0
-        usual = self._oracle.common(task)
-        columns = np.array(plan.exchanged_columns(task), float)
-        exchanges_ms = usual.exchanges_ms(plan)
+        common, columns = self._common_prices[0], np.array(plan.exchanged_columns(self._task))
+        exchanges_ms = common.exchanges_ms(plan)
         if columns.any():
-            exchanges_ms += float(StepPrice.of_plan(task, plan).exchange_stage(columns).max())
-        more = [
-            CommonPrice(member, task).plan_ms(plan)
-            - usual.plan_ms(plan)
-            + (member.exchange_factor - overhead.exchange_factor) * exchanges_ms
-            for member in overhead.members
-        ]
-        return np.array(more)[self._members]
+            price = StepPrice.of_plan(self._task, plan)
+            exchanges_ms += float(price.exchange_stage(columns.astype(float)).max())
+        usual, *members = (
+            price.plan_ms(plan) + overhead.exchange_factor * exchanges_ms
+            for overhead, price in zip(self._overheads, self._common_prices, strict=True)
+        )
+        return self._of_scenarios([member - usual for member in members])
 
     @property
-    def _members(self) -> Ints:
-        """The member of the overhead of each scenario, each beside every one of the networks."""
+    def _overheads(self) -> Sequence[StepOverhead]:
+        """The overhead, and its members."""
         overhead = self._oracle.model.counted_overhead
-        assert overhead is not None
+        return () if overhead is None else (overhead, *overhead.members)
+
+    @property
+    def _members(self) -> Sequence[StepOverhead]:
+        return self._overheads[1:]
+
+    @cached_property
+    def _common_prices(self) -> list[CommonPrice]:
+        """What all devices bear by each of `_overheads`."""
+        return [CommonPrice(overhead, self._task) for overhead in self._overheads]
+
+    def _of_scenarios(self, members: Sequence[Floats | float]) -> Floats:
+        """Returns the member of each scenario: each is drawn beside every one of the networks."""
         networks = self._oracle.model.compute.ensemble.members
-        return np.arange(SCENARIOS) // networks % len(overhead.members)
+        return np.stack(members)[np.arange(SCENARIOS) // networks % len(members)]
 
     def _copies_error_ms(self, plan: ShardingPlan) -> Floats:
         """Returns what copies take more than their price in each scenario, [scenarios].

@@ -16,7 +16,13 @@ Python, and differs more between hosts than between GPUs; it is the same for all
 
 from dataclasses import replace
 
-from autoshard.cost_model.drawn_figures import Figure, drawn
+from autoshard.cost_model.drawn_figures import (
+    L2_OVER_MEMORY,
+    REFERENCE_GB_S,
+    SORT_NS,
+    Figure,
+    drawn,
+)
 from autoshard.cost_model.step.option_overheads import CopyOverhead, HotOverhead, RowOverhead
 from autoshard.cost_model.step.overhead import DirectionOverhead, StepOverhead
 from autoshard.workload import OperatorOptions
@@ -26,8 +32,8 @@ from autoshard.workload.tables.operators import FLOAT_BYTES, INDEX_BYTES, WEIGHT
 _FIGURES = {
     "copy_share": Figure(0.80, 0.10),  # of the memory's bandwidth, by copies of tensors
     "id_share": Figure(0.33, 0.50),  # by kernels that move ids
-    "l2_over_memory": Figure(1.64, 0.25),  # as of operators
-    "sort_ns": Figure(0.30, 0.40),  # of a lookup, as of operators
+    "l2_over_memory": L2_OVER_MEMORY,
+    "sort_ns": SORT_NS,
     "kernel_us": Figure(4.0, 0.40),  # of a small kernel
     "host_ms": Figure(0.6, 0.70),  # of a step, in which the GPU waits for the host
     "exchanges": Figure(1.0, 0.15),  # of what exchanges take by their links
@@ -106,7 +112,8 @@ def _overhead(
         shared_ms=_SHARED_KERNELS * kernel_ms + figures["host_ms"],
         copies=CopyOverhead(
             start_ms=_COPY_KERNELS * kernel_ms,
-            lookup_ns=copied * INDEX_BYTES + figures["sort_ns"] * 3350 / sheet.memory_gb_s,
+            lookup_ns=copied * INDEX_BYTES
+            + figures["sort_ns"] * REFERENCE_GB_S / sheet.memory_gb_s,
             gathered_ns=cached * row_bytes,
             output_ns=2 * copied * FLOAT_BYTES + regrouped_ns / 2,
             weight_ns=copied * (_GRADIENT_BYTES + _MOVED * weight_bytes + state_bytes),

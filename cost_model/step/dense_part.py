@@ -11,7 +11,7 @@ from itertools import pairwise
 from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.errors import UserError
 
-# Of its peak that a GPU reaches, by steps of MLPerf Training on A100 to B200 (docs/gpus.md).
+# Of its peak that a GPU reaches, by MLPerf's steps on A100 to B200 (tests/published_points.py).
 _SHARE = 0.45
 _FLOPS = 6  # of each weight and sample: a product and a sum, forward and twice backward
 _GIGA = 1e9

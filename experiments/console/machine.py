@@ -32,11 +32,12 @@ class MachineOptions:
     """The machine that plans are for; options of commands inherit it."""
 
     hardware: str | None = None
-    """Target hardware: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, l4-24gb or
-    l40s-48gb), NAME=FILE with the data sheet of another one (docs/gpus.md), or the file of a probe,
-    which probe.py writes on the machine that will train. Default: this machine, which is probed if
-    the cost model was not trained on it. shard.py takes several, each with its number of devices,
-    in the order of ranks: h100-80gb:4,a100-80gb:4."""
+    """Target hardware: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, b300-270gb,
+    gb200-192gb, gb300-288gb, mi300x-192gb, mi355x-288gb, l4-24gb or l40s-48gb), NAME=FILE with the
+    data sheet of another one (docs/gpus.md), or the file of a probe, which probe.py writes on the
+    machine that will train. Default: this machine, which is probed if the cost model was not
+    trained on it. shard.py takes several, each with its number of devices, in the order of ranks:
+    h100-80gb:4,a100-80gb:4."""
     devices: RequestedKind = "auto"
     """Kind of devices to plan for, to measure and to train on: auto takes GPUs if there are any."""
     probe: bool = True

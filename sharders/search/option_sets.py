@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -32,7 +33,7 @@ _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied 
 _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
 _MORE = (1.0, 1.3, 1.6, 2.0)  # the same, where tables that lose a little may be copied, too
 _HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
-_NEVER, _QUICKLY, _THOROUGHLY = range(3)
+_Splits = Literal["never", "quickly", "thoroughly"]
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
 
 
@@ -61,8 +62,7 @@ class Start:
     Args:
         sets: Where it comes from.
         options: Options of tables that are not in columns.
-        splits: How large tables are split where whole ones do not fit: _THOROUGHLY, _QUICKLY or
-            _NEVER.
+        splits: How large tables are split where whole ones do not fit.
 
     Attributes:
         task: Task of what single devices hold.
@@ -71,7 +71,7 @@ class Start:
         PlanError: There is no memory for copies.
     """
 
-    def __init__(self, sets: "OptionSets", options: Options, splits: int) -> None:
+    def __init__(self, sets: "OptionSets", options: Options, splits: _Splits) -> None:
         self.options, self._sets, self._splits = options, sets, splits
         self.task = sets.options.columns_task(options)
 
@@ -81,12 +81,12 @@ class Start:
         oracle, of = self._sets.oracle, self._sets.options
         with suppress(PlanError):
             return [of.sharded(FusedGreedySharder(oracle), self.options)]
-        if self._splits == _NEVER:
+        if self._splits == "never":
             return []
-        found = split_greedy(oracle, self.task, self._splits == _THOROUGHLY)
+        found = split_greedy(oracle, self.task, self._splits == "thoroughly")
         return [Sharded.of_columns(self._sets.task, placed, self.options) for placed in found]
 
-    @property
+    @cached_property
     def is_split(self) -> bool:
         """Whether whole tables do not fit, and parts of them do."""
         placed = (piece for found in self.greedy for piece, _ in found.placed)
@@ -172,7 +172,7 @@ class OptionSets:
         """Returns the set of required options, and the first one with copies that fits."""
         required, found = self.options.required, list[Start]()
         with suppress(PlanError):
-            found.append(Start(self, required, _THOROUGHLY))
+            found.append(Start(self, required, "thoroughly"))
         self._append_copies(found, required)
         return found
 
@@ -200,7 +200,9 @@ class OptionSets:
     def _append(self, found: list[Start], options: Options) -> float:
         """Appends a set of options if its greedy plan fits; returns what that takes."""
         with suppress(PlanError):
-            splits = _THOROUGHLY if not found else _QUICKLY if found[0].is_split else _NEVER
+            splits: _Splits = "thoroughly"
+            if found:
+                splits = "quickly" if found[0].is_split else "never"
             start = Start(self, options, splits)
             if start.greedy:
                 found.append(start)
@@ -209,10 +211,10 @@ class OptionSets:
 
     def _copies(self) -> Iterator[Options]:
         """Yields sets of copies, the largest first; none where copies gain too little."""
-        free = [t for t in self.task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+        free = self._free_to_copy
         if not free:
             return
-        gains_ms, spread_ms = self._gains_ms(free)
+        gains_ms, spread_ms = self._gains_ms
         order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
         all_ms = float(gains_ms.sum())
         if len(free) + len(self.options.required) == len(self.task.tables):
@@ -226,21 +228,27 @@ class OptionSets:
 
     def _without_columns(self) -> Iterator[Iterator[Options]]:
         """Yields sets with copies and rows alone: then no all-to-alls of columns have to start."""
-        free = [t for t in self.task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+        free = self._free_to_copy
         if not free:
             return
-        gains_ms, _ = self._gains_ms(free)
+        gains_ms, _ = self._gains_ms
         order, gaining = np.argsort(-gains_ms).tolist(), int((gains_ms > 0).sum())
         for count in sorted({min(round(share * gaining), len(free)) for share in _MORE} - {0}):
             copies = {free[number].name: DATA_PARALLEL for number in order[:count]}
             rest = [t for t in self.task.tables if t.name not in copies]
             yield ({**copies, **rows} for rows in self._on_devices(rest, self.options.required))
 
-    def _gains_ms(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, float]:
-        """Returns by how much a copy of each table shortens the step of even devices, [tables],
-        and that step.
+    @cached_property
+    def _free_to_copy(self) -> list[EmbeddingTable]:
+        """Tables that may be copied, and need not be."""
+        return [t for t in self.task.tables if DATA_PARALLEL in self.options.of(t)[1:]]
+
+    @cached_property
+    def _gains_ms(self) -> tuple[Floats, float]:
+        """By how much a copy of each of `_free_to_copy` shortens the step of even devices,
+        [tables], and that step.
         """
-        oracle, task = self.oracle, self.task
+        oracle, task, tables = self.oracle, self.task, self._free_to_copy
         ranks = len(task.devices)
         whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
         mine = oracle.amounts([table.whole() for table in tables])

@@ -114,6 +114,8 @@ def draw(tables: Sequence[Table], samples: int, seed: int) -> Batch:
 
 
 class _DLRM(nn.Module):
+    pairs: torch.Tensor
+
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
         dim, count = tables[0].dim, len(tables) + 1

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from published_points import Held, held, points, tables_of
+from published_points import Held, grouped, held, points
 from scipy.stats import spearmanr
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.roofline import roofline_model
+from autoshard.experiments.evaluation.ratio import relative
 from autoshard.sharders import SharderContext, load_policy, make_sharder
 from autoshard.sharders.explaining.summary import best_heuristic
 from autoshard.workload import (
@@ -51,7 +52,7 @@ def _published_metrics() -> list[Metric]:
     for aside in (False, True):
         every = [each for point in points(aside) if (each := held(point)) is not None]
         which = "aside" if aside else "known"
-        for name, some in tables_of(every).items():
+        for name, some in grouped(every).items():
             if name.startswith("all-reduces"):
                 some = [one for one in some if one.point["bytes_per_rank"] >= _LARGE_BYTES]
                 name += " from 64 MiB"
@@ -85,7 +86,9 @@ def _of_steps(label: str, some: Sequence[Held]) -> list[Metric]:
 
 
 def _mean_ratio(some: Sequence[Held]) -> float:
-    return math.exp(sum(math.log(one.ratio) for one in some) / len(some))
+    ratio = relative([one.price for one in some], [one.point["value"] for one in some])
+    assert ratio is not None
+    return ratio.value
 
 
 def _plan_metrics() -> list[Metric]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_gpu import HARDWARE, measured, synthetic_gpu
+from synthetic_gpu import HARDWARE, measured, random_tables
 
 from autoshard.cost_model import CostDataset, CostModel
 from autoshard.cost_model.learning import model_training
@@ -14,7 +14,7 @@ from autoshard.cost_model.learning.model_training import calibrate_model, train_
 from autoshard.cost_model.learning.training import TrainOptions
 from autoshard.cost_model.networks.dataset import part_of_shard
 from autoshard.cost_model.roofline import roofline_model
-from autoshard.workload import Objective, Shard, UserError
+from autoshard.workload import EmbeddingTable, Objective, Shard, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS
 
 H200 = DATA_SHEETS["h200-141gb"]
@@ -25,8 +25,8 @@ BATCH = 8192
 def shards() -> CostDataset:
     """Shards of tables of one part each."""
     rng = np.random.default_rng(3)
-    parts: dict[str, list[object]] = {}
-    for table in synthetic_gpu(150, BATCH).tables():
+    parts: dict[str, list[EmbeddingTable]] = {}
+    for table in random_tables(rng, 390):
         parts.setdefault(str(part_of_shard(Shard.of_tables([table]))), []).append(table)
     names = list(parts)
     sizes = np.array([len(tables) for tables in parts.values()], float)
@@ -34,7 +34,7 @@ def shards() -> CostDataset:
     for name in rng.choice(names, 260, p=sizes / sizes.sum()).tolist():
         count = min(len(parts[name]), int(rng.integers(1, 10)))
         chosen = rng.choice(len(parts[name]), count, replace=False)
-        found.append(Shard.of_tables([parts[name][n] for n in chosen]))  # type: ignore[misc]
+        found.append(Shard.of_tables([parts[name][n] for n in chosen]))
     return measured(found, BATCH, rng)
 
 
