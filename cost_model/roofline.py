@@ -23,14 +23,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.drawn_figures import (
-    L2_OVER_MEMORY,
-    MEMBERS,
-    REFERENCE_GB_S,
-    SORT_NS,
-    Figure,
-    drawn,
-)
 from autoshard.cost_model.models.model import CostModel, Provenance
 from autoshard.cost_model.networks.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.networks.ensemble import Ensemble
@@ -43,6 +35,14 @@ from autoshard.cost_model.networks.network import (
     ShardNetwork,
 )
 from autoshard.cost_model.step.by_data_sheet import overhead_of_sheet
+from autoshard.cost_model.step.drawn_figures import (
+    L2_OVER_MEMORY,
+    MEMBERS,
+    REFERENCE_GB_S,
+    SORT_NS,
+    Figure,
+    drawn,
+)
 from autoshard.workload import OperatorOptions
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 from autoshard.workload.tables.operators import FLOAT_BYTES, INDEX_BYTES, WEIGHT_BYTES

@@ -10,7 +10,6 @@ import tyro
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.hardware import Reporter, for_tables
-from autoshard.cost_model.step.dense_part import dense_ms, read_layers
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
@@ -259,6 +258,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         """Returns the options with what the dense part takes; a UserError if it is not known."""
         if self.dense_layers is None or self.data_sheet is None:
             return self
+        from autoshard.cost_model.step.dense_part import dense_ms, read_layers  # few need it
+
         samples = self.batch_size / self.num_devices
         found = dense_ms(read_layers(self.dense_layers), samples, self.data_sheet)
         cli.say(f"the dense layers are taken to take {found:.2f} ms of a step")

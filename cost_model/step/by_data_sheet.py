@@ -16,7 +16,7 @@ Python, and differs more between hosts than between GPUs; it is the same for all
 
 from dataclasses import replace
 
-from autoshard.cost_model.drawn_figures import (
+from autoshard.cost_model.step.drawn_figures import (
     L2_OVER_MEMORY,
     REFERENCE_GB_S,
     SORT_NS,

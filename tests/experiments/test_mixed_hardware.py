@@ -31,7 +31,7 @@ def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
     columns = plan.exchanged_columns(task)
     assert sum(columns[:2]) > 1.5 * sum(columns[2:])
     # All-to-alls are by the slower link of the two kinds.
-    assert "all-to-alls over 32 GB/s" in said.stdout
+    assert "all-to-alls over 24 GB/s" in said.stdout
 
 
 @pytest.mark.parametrize(
