@@ -19,11 +19,13 @@ from typing import Literal
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.pricing.prediction import Placed
 from autoshard.sharders.heuristics.cost_greedy import FusedGreedySharder
-from autoshard.sharders.heuristics.split_greedy import split_greedy
+from autoshard.sharders.heuristics.split_greedy import cut_greedy, split_greedy
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.packing.table_options import TableOptions, until_worse
+from autoshard.workload.packing.units import Placeable, PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
@@ -77,19 +79,26 @@ class Start:
 
     @cached_property
     def greedy(self) -> Sequence[Sharded]:
-        """The greedy plan; two if large tables are split for it; none if it does not fit."""
-        oracle, of = self._sets.oracle, self._sets.options
+        """The greedy plan, and more with large tables in pieces; none if none fits."""
+        sets, thoroughly = self._sets, self._splits == "thoroughly"
         with suppress(PlanError):
-            return [of.sharded(FusedGreedySharder(oracle), self.options)]
+            whole = sets.options.sharded(FusedGreedySharder(sets.oracle), self.options)
+            if not thoroughly:
+                return [whole]
+            even_ms = sets.even_ms(self.options)
+            cut = cut_greedy(sets.oracle, self.task, even_ms, sets.alone_ms)
+            return [whole, *map(self._of_columns, cut)]
         if self._splits == "never":
             return []
-        found = split_greedy(oracle, self.task, self._splits == "thoroughly")
-        return [Sharded.of_columns(self._sets.task, placed, self.options) for placed in found]
+        return list(map(self._of_columns, split_greedy(sets.oracle, self.task, thoroughly)))
+
+    def _of_columns(self, placed: Placed) -> Sharded:
+        return Sharded.of_columns(self._sets.task, placed, self.options)
 
     @cached_property
     def is_split(self) -> bool:
         """Whether whole tables do not fit, and parts of them do."""
-        placed = (piece for found in self.greedy for piece, _ in found.placed)
+        placed = (piece for found in self.greedy[:1] for piece, _ in found.placed)
         return any(piece.width < piece.table.dim for piece in placed)
 
     @cached_property
@@ -198,7 +207,13 @@ class OptionSets:
         return {**options, **hot} if hot else None
 
     def _append(self, found: list[Start], options: Options) -> float:
-        """Appends a set of options if its greedy plan fits; returns what that takes."""
+        """Appends a set of options if its greedy plan fits; returns what that takes.
+
+        Blocks of many tables take long to plan: where the exchange of their outputs alone takes
+        longer than the best plan, they are not.
+        """
+        if found and self._of_blocks_ms(options) >= _best(found).step_ms:
+            return math.inf
         with suppress(PlanError):
             splits: _Splits = "thoroughly"
             if found:
@@ -208,6 +223,18 @@ class OptionSets:
                 found.append(start)
             return start.step_ms
         return math.inf
+
+    def _of_blocks_ms(self, options: Options) -> float:
+        """Returns what devices take on average to exchange outputs of tables by rows."""
+        task, columns = self.task, 0.0
+        if (link := task.objective.link) is None:
+            return 0.0
+        for table in task.tables:
+            count, ranks = options.get(table.name, COLUMN_WISE).row_blocks, len(task.devices)
+            if count > 1:
+                share = link.block_share(ranks, count) * count / ranks
+                columns += share * table.whole().exchanged_columns
+        return columns * self._exchange_ms
 
     def _copies(self) -> Iterator[Options]:
         """Yields sets of copies, the largest first; none where copies gain too little."""
@@ -279,8 +306,8 @@ class OptionSets:
         ]
         if not free:
             return
-        alone_ms = self._alone_ms([table.whole() for table in free])
-        shares = alone_ms / self._even_ms(options)
+        alone_ms = self.alone_ms([table.whole() for table in free])
+        shares = alone_ms / self.even_ms(options)
         order = np.argsort(-shares, kind="stable").tolist()
         heavy = [free[number] for number in order if shares[number] > _HEAVY]
         if not heavy:
@@ -332,10 +359,10 @@ class OptionSets:
             slices.append(Piece(table, 0, width if 2 * least <= table.dim else table.dim))
         # On one node if not on all, which repeat outputs more often.
         blocks_ms = [
-            self._alone_ms([self._largest_block(table, count) for table in tables])
+            self.alone_ms([self._largest_block(table, count) for table in tables])
             for count in {ranks, ranks // task.nodes} - {1}
         ]
-        gains = np.min(blocks_ms, axis=0) < self._alone_ms(slices)
+        gains = np.min(blocks_ms, axis=0) < self.alone_ms(slices)
         return [table for table, gain in zip(tables, gains, strict=True) if gain]
 
     def _largest_block(self, table: EmbeddingTable, count: int) -> Piece:
@@ -345,7 +372,7 @@ class OptionSets:
         blocks = self.task.row_blocks(held, count)
         return max(blocks, key=lambda block: block.pooling_factor).whole()
 
-    def _even_ms(self, options: Options) -> float:
+    def even_ms(self, options: Options) -> float:
         """Returns what each device takes if what is in columns is spread evenly.
 
         Where devices differ, it is spread so that all take equally long.
@@ -358,11 +385,10 @@ class OptionSets:
         shared_ms = 1 / np.broadcast_to(1 / each_ms, devices).sum()
         return float(shared_ms + self._exchange_ms * columns / devices)
 
-    def _alone_ms(self, pieces: Iterable[Piece]) -> Floats:
-        """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
-        pieces = list(pieces)
-        columns = np.array([piece.exchanged_columns for piece in pieces])
-        return np.asarray(self.oracle.alone_ms(pieces) + self._exchange_ms * columns)
+    def alone_ms(self, units: Sequence[Placeable]) -> Floats:
+        """Returns what each unit takes on a device of its own, with what it sends: [units]."""
+        columns = np.array([PlacementUnit.of(unit).columns for unit in units])
+        return np.asarray(self.oracle.alone_ms(units) + self._exchange_ms * columns)
 
 
 def _copied(options: Options) -> bool:

@@ -84,6 +84,7 @@ class SearchState:
         self._loads = self._common.loads_of({})
         self._whole_ms = float(self._common.ms(self._loads, 0))
         numbers = {name: number for number, name in enumerate(self._names)}
+        self._know_blocks([(numbers[name], option) for name, option in start.options.items()])
         for name, option in start.options.items():
             number = numbers[name]
             self._make(Change((), self._blocks(number, option), (number, option)))
