@@ -60,9 +60,6 @@ def cut_greedy(
     """Returns plans with the costliest tables in pieces that devices can share evenly; none if no
     table is that costly, or if no plan fits.
 
-    The first split of a plan may cost more than others, so a search that splits one table after
-    another may not get there.
-
     Args:
         oracle: Cost oracle.
         task: The task.

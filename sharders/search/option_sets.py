@@ -83,10 +83,7 @@ class Start:
         sets, thoroughly = self._sets, self._splits == "thoroughly"
         with suppress(PlanError):
             whole = sets.options.sharded(FusedGreedySharder(sets.oracle), self.options)
-            if not thoroughly:
-                return [whole]
-            even_ms = sets.even_ms(self.options)
-            cut = cut_greedy(sets.oracle, self.task, even_ms, sets.alone_ms)
+            cut = sets.cut(self.task, self.options) if thoroughly else []
             return [whole, *map(self._of_columns, cut)]
         if self._splits == "never":
             return []
@@ -98,8 +95,7 @@ class Start:
     @cached_property
     def is_split(self) -> bool:
         """Whether whole tables do not fit, and parts of them do."""
-        placed = (piece for found in self.greedy[:1] for piece, _ in found.placed)
-        return any(piece.width < piece.table.dim for piece in placed)
+        return any(found.is_split for found in self.greedy[:1])
 
     @cached_property
     def step_ms(self) -> float:
@@ -159,6 +155,18 @@ class OptionSets:
             self._append(hot, hot_rows)
             found += self._with_rows(hot) if hot else []
         return sorted(found, key=_step_ms) if len(found) > 1 else found
+
+    def cut(self, columns: ShardingTask, options: Options) -> list[Placed]:
+        """Returns greedy plans with costly tables in pieces, where a search that splits one table
+        after another may not get there: the first split costs more than others.
+
+        Args:
+            columns: Task of what single devices hold.
+            options: Options of tables that are not in columns.
+        """
+        if not self._common.counts_splits:
+            return []
+        return cut_greedy(self.oracle, columns, self.even_ms(options), self.alone_ms)
 
     def _with_rows(self, found: Sequence[Start]) -> list[Start]:
         """Returns these starts, and those that have rows beside the options of the best one."""

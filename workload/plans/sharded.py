@@ -42,6 +42,11 @@ class Sharded(NamedTuple):
         names = {t.name for t in task.tables if option_of(options, t.name).by_columns}
         return Sharded([pair for pair in placed if pair[0].table.name in names], options)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether a table is in pieces."""
+        return any(piece.width < piece.table.dim for piece, _ in self.placed)
+
     def plan(self, task: ShardingTask) -> ShardingPlan:
         """Returns the plan; columns of a table that meet on a device are one piece.
 
