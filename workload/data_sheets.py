@@ -72,6 +72,10 @@ class DataSheet:
         """Returns the milliseconds that a byte of a row takes to or from the host's memory."""
         return 1e3 / (_GIGA * self.host_gb_s * _HOST_SHARE)
 
+    def uneven(self, ranks: int) -> bool:
+        """Returns whether so many GPUs are more than a node, and do not fill whole ones."""
+        return ranks > self.gpus_per_node and ranks % self.gpus_per_node > 0
+
     def link(self, ranks: int) -> AnyLink:
         """Returns the network between so many GPUs, in full nodes if these are more than one."""
         near = min(ranks, self.gpus_per_node)
@@ -85,7 +89,7 @@ class DataSheet:
         between = _nccl(self.network_gb_s, (_BETWEEN_SHARE, _BETWEEN_SHARE), starts_s)
         if ranks <= self.gpus_per_node:
             return inside
-        if ranks % self.gpus_per_node:
+        if self.uneven(ranks):
             return between  # of nodes that are not full, the slowest part
         return Network(inside, between, self.gpus_per_node)
 
