@@ -87,6 +87,16 @@ def test_bad_hardware_is_one_line(options: str, error: str, tmp_path: Path) -> N
     assert re.search(error, said.stderr)
 
 
+def test_names_of_kinds_are_whole_at_80_characters(tmp_path: Path) -> None:
+    asked = (
+        "--tables mlperf:dlrm-v2 --num-devices 4 --memory-gb 79 --sharder size "
+        "--hardware h100-80gb:2,mi300x-192gb:2"
+    )
+    said = run("shard.py", asked, tmp_path, COLUMNS="80").stdout
+    for kind in ("h100-80gb", "mi300x-192gb"):
+        assert len(re.findall(rf"│ {kind} +│", said)) == 2
+
+
 def test_other_commands_plan_for_one_kind(tmp_path: Path) -> None:
     said = run("plan_world.py", f"{GPUS} --hardware h100-80gb:2,a100-40gb:2", tmp_path, code=2)
     assert "names several kinds of devices, for which shard.py alone plans" in said.stderr
