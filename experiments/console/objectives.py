@@ -88,7 +88,7 @@ class ObjectiveOptions:
                 + (", and --dense-ms does not count" if self.dense_ms else "")
             )
             wanted = Objective("operators")
-        if wanted.name == "pipelined" and model.data_sheet is not None and self.dense_ms is None:
+        if wanted.name == "pipelined" and self.dense_ms is None:
             note(
                 "--dense-ms is not given: the dense part is taken to last at least as long as the "
                 "exchange of inputs, which it hides in a pipelined step"
