@@ -1,6 +1,5 @@
 """Training steps on GPUs by price: over what others published, and over other planners' plans."""
 
-import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -70,11 +69,7 @@ def _published_metrics() -> list[Metric]:
 def _of_steps(label: str, some: Sequence[Held]) -> list[Metric]:
     published = [one.point["value"] for one in some]
     prices = [one.price for one in some]
-    inside = [
-        low <= one.point["value"] <= high
-        for one in some
-        for low, high in [one.interval or (math.nan, math.nan)]
-    ]
+    inside = [one.is_inside for one in some]
     label = f"published {label} ({len(some)})"
     return [
         Metric(f"{label}: price over published", "0.7 to 1.4", _mean_ratio(some)),
