@@ -129,7 +129,9 @@ class PlanCost:
         )
         known = [n for n, ms in enumerate(self.phases_ms.T) if ms.any() or "a2a" not in _COLUMNS[n]]
         for column in ("device", "tables", "MB", *(_COLUMNS[n] for n in known), "total", "+/-"):
-            report.add_column(column, justify="left" if column == "device" else "right")
+            # Names with kinds of devices are cut at 80 characters if heads are as long.
+            head = column.replace(" ", "\n") if " " in self.devices[0].name else column
+            report.add_column(head, justify="left" if column == "device" else "right")
         for device, waited_for in zip(self.devices, self._waited_for(), strict=True):
             report.add_row(
                 device.name,

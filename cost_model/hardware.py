@@ -57,6 +57,11 @@ def model_of_sheet(
     """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
     from autoshard.cost_model.roofline import roofline_model
 
+    if sheet.guesses_host:
+        report.notice(
+            f"the data sheet of {sheet.name} has no host_gb_s: for tables in host memory, "
+            f"{sheet.host_gb_s:g} GB/s between a GPU and the host are assumed, as of PCIe 4"
+        )
     report.result(
         f"planned for {sheet.name} by its data sheet and by published measurements, none of this "
         "package: --measure corrects the costs on a node with such GPUs"

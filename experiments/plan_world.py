@@ -146,6 +146,8 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
                 f"all-to-alls of {number} devices have no price, so that more devices would always "
                 "be better: give --link, as in --link 25GB/s,30us"
             )
+        if (note := self.nodes_note(model, number, objective.link)) is not None:
+            cli.note(note)
         return objective
 
     def dense_of(self, number: int) -> float:

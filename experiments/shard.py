@@ -317,7 +317,7 @@ def main(config: ShardConfig) -> None:
         frozenset() if given else needs_of([config.sharder]),
         tables,
         config.batch_size,
-        [config.priced(model, len(devices)) for model in models],
+        config.priced_kinds(models, len(devices)),
         config.policy,
         config.store,
     )

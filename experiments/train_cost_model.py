@@ -132,6 +132,7 @@ def main(config: TrainConfig) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", OtherHardware)  # nothing is predicted for this one
                 model, figures = load_model(config.add_to), {}
+            _check_store(config, model, data)
         else:
             model, figures = _trained(config, data, run, budget)
         if machines:
@@ -283,6 +284,20 @@ def _read_machines(config: TrainConfig, data: CostDataset) -> list[CostDataset]:
         known.add(machine.hardware)
         found.append(machine)
     return found
+
+
+def _check_store(config: TrainConfig, model: CostModel, data: CostDataset) -> None:
+    """Raises UserError unless the model was trained on measurements as those of the store."""
+    known = model.provenance
+    for kind, trained, stored in (
+        ("hardware", known.hardware, data.hardware),
+        ("operator", known.operator, data.operator),
+    ):
+        if trained != stored:
+            raise UserError(
+                f"--add-to {config.add_to} was trained on {kind} {trained}, and --store holds "
+                f"{stored}: give the measurements that it was trained on"
+            )
 
 
 def _read(config: TrainConfig) -> CostDataset:

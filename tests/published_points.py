@@ -11,12 +11,15 @@ plain loops; there no table is copied. Plans are autoshard's, as HugeCTR's plann
 """
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+from scipy.stats import kendalltau, spearmanr
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.roofline import roofline_model
@@ -47,6 +50,7 @@ _LAYERS = {
     **dict.fromkeys(("mlperf0", "mlperf2", "sok", "torchrec-dlrm"), _DLRM),
     **dict.fromkeys(("mlperf3", "mlperf4", "mlperf5"), _DCN),
 }
+_RANKED = 4  # points of a source, at least, whose order is held against that of prices
 _HALF = 0.5  # bytes of an exchange where precision is mixed
 
 
@@ -68,6 +72,12 @@ class Held:
     def ratio(self) -> float:
         """Price over what was published."""
         return float(self.price / self.point["value"])
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what was published lies inside the interval of the price."""
+        low, high = self.interval or (math.nan, math.nan)
+        return bool(low <= self.point["value"] <= high)
 
     @property
     def source(self) -> str:
@@ -295,10 +305,35 @@ def grouped(prices: Sequence[Held]) -> dict[str, list[Held]]:
     return found
 
 
+def by_source(prices: Sequence[Held]) -> dict[tuple[str, str, str], list[Held]]:
+    """Returns prices by source, what they are of, and GPU, where there are enough to rank."""
+    found: dict[tuple[str, str, str], list[Held]] = {}
+    for each in prices:
+        key = each.source, _GROUPS[each.point["what"]], each.point["gpu"]
+        found.setdefault(key, []).append(each)
+    return {key: some for key, some in sorted(found.items()) if len(some) >= _RANKED}
+
+
 def page() -> str:
-    """Returns a table of each kind of points, in Markdown."""
+    """Returns a table of each kind of points, in Markdown, and one of each source."""
     every = [each for point in points() if (each := held(point)) is not None]
-    lines = []
+    lines = [
+        "## Order within a source",
+        "",
+        "| source | GPU | of | points | price over it | Spearman | Kendall | inside 90 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (source, name, gpu), some in by_source(every).items():
+        prices, values = zip(*((one.price, one.point["value"]) for one in some), strict=True)
+        spearman, kendall = spearmanr(prices, values)[0], kendalltau(prices, values)[0]
+        ratio = math.exp(sum(math.log(one.ratio) for one in some) / len(some))
+        inside = [one.is_inside for one in some if one.interval]
+        share = f"{sum(inside)} of {len(inside)}" if inside else ""
+        lines.append(
+            f"| {source} | {gpu} | {name} | {len(some)} | {ratio:.2f} | {spearman:.2f} | "
+            f"{kendall:.2f} | {share} |"
+        )
+    lines.append("")
     for name, some in grouped(every).items():
         lines += [f"## {name[0].upper()}{name[1:]}", ""]
         lines += [

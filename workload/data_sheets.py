@@ -1,7 +1,7 @@
 """Data sheets of GPUs, for plans on GPUs that nobody has measured."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.workload import documents
@@ -20,7 +20,13 @@ _BETWEEN_S, _EACH_BETWEEN_S = 40e-6, 0.5e-6  # the same, for each device on anot
 _RING_BETWEEN_S, _DOUBLED_S = 60e-6, 15e-6  # of two nodes, and for twice as many
 _HOST_SHARE = 0.75  # of its bandwidth to the host's memory that rows reach: a guess
 _BY_SHEET = ", by its data sheet"
-_FIGURES = ("memory_gb", "memory_gb_s", "link_gb_s", "network_gb_s", "gpus_per_node")
+_FIGURES = {  # which files have to give
+    "memory_gb": "the GB of its memory",
+    "memory_gb_s": "the GB/s of its memory",
+    "link_gb_s": "the GB/s of a GPU to those of its node, in one direction",
+    "network_gb_s": "the GB/s of a GPU to those of other nodes, in one direction",
+    "gpus_per_node": "the number of GPUs in a node",
+}
 _OPTIONAL = ("host_gb_s", "tflops")
 
 
@@ -37,6 +43,7 @@ class DataSheet:
         gpus_per_node: GPUs that the faster link connects.
         host_gb_s: Bandwidth to the memory of the host, of a GPU in one direction.
         tflops: Dense bfloat16 products of its tensor cores; None if unknown.
+        guesses_host: Whether its file does not have `host_gb_s`.
     """
 
     name: str
@@ -47,6 +54,7 @@ class DataSheet:
     gpus_per_node: int = 8
     host_gb_s: float = 32.0
     tflops: float | None = None
+    guesses_host: bool = False
 
     def __post_init__(self) -> None:
         for field in (*_FIGURES, *_OPTIONAL):
@@ -72,6 +80,10 @@ class DataSheet:
         """Returns the milliseconds that a byte of a row takes to or from the host's memory."""
         return 1e3 / (_GIGA * self.host_gb_s * _HOST_SHARE)
 
+    def uneven(self, ranks: int) -> bool:
+        """Returns whether so many GPUs are more than a node, and do not fill whole ones."""
+        return ranks > self.gpus_per_node and ranks % self.gpus_per_node > 0
+
     def link(self, ranks: int) -> AnyLink:
         """Returns the network between so many GPUs, in full nodes if these are more than one."""
         near = min(ranks, self.gpus_per_node)
@@ -85,7 +97,7 @@ class DataSheet:
         between = _nccl(self.network_gb_s, (_BETWEEN_SHARE, _BETWEEN_SHARE), starts_s)
         if ranks <= self.gpus_per_node:
             return inside
-        if ranks % self.gpus_per_node:
+        if self.uneven(ranks):
             return between  # of nodes that are not full, the slowest part
         return Network(inside, between, self.gpus_per_node)
 
@@ -140,5 +152,12 @@ def read_data_sheet(name: str, path: Path) -> DataSheet:
         document = documents.read(path)
         _SCHEMA.check(document)
         with documents.fields_of("the data sheet"):
+            for field, meaning in _FIGURES.items():
+                if field not in document:
+                    usual = getattr(DATA_SHEETS["h100-80gb"], field)
+                    raise UserError(
+                        f"the data sheet has no field {field!r}: add {meaning} ({usual} of an H100)"
+                    )
             given = {field: document[field] for field in _OPTIONAL if field in document}
-            return DataSheet(name, *(document[field] for field in _FIGURES), **given)
+            sheet = DataSheet(name, *(document[field] for field in _FIGURES), **given)
+            return replace(sheet, guesses_host="host_gb_s" not in document)

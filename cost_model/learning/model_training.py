@@ -68,11 +68,19 @@ def _to_be_calibrated(source: Path, data: CostDataset) -> CostModel:
     if sheet is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
-            return load_model(source)
+            model = load_model(source)
+        if model.kind != data.hardware.partition(":")[0]:
+            raise UserError(
+                f"{source} is a model of {model.provenance.hardware}, and the shards were measured "
+                f"on {data.hardware}: give shards of a {model.kind} device"
+            )
+        return model
     if not sheet.is_of(data.hardware):
+        known = next((name for name, each in DATA_SHEETS.items() if each.is_of(data.hardware)), "")
         raise UserError(
             f"{source} is the data sheet of {sheet.name}, and the shards were measured on "
-            f"{data.hardware}: name that GPU"
+            f"{data.hardware}: give shards of such a GPU"
+            + (f", or calibrate {known}" if known else "")
         )
     return roofline_model(sheet, data.operator)
 

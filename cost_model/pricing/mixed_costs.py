@@ -162,7 +162,8 @@ class MixedScenarios(MixedExpectation):
 class MixedCosts(EstimatedCosts):
     """A `CostOracle` for devices of several kinds of hardware.
 
-    What is the same on all devices, all-to-alls among it, is by the first kind's model.
+    What is the same on all devices, all-to-alls among it, is by the first kind's model, and so
+    is what is not known of it.
 
     Args:
         parts: Oracle of each kind by its hardware, for the same batch size.

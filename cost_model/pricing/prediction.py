@@ -140,15 +140,29 @@ class StepPredictor:
         return StepPrediction(self._expected(costs, rests, columns) + common_ms, drawn_ms)
 
     def _members_passes_ms(self, placed: Placed) -> Floats | float:
-        """Returns what passes take more by members of the overhead, [scenarios, 2, devices]."""
-        if not self._members:
+        """Returns what passes take more by members of the overhead of each device's kind,
+        [scenarios, 2, devices].
+        """
+        kinds = self._oracle.of_kinds()
+        overheads = {name: kind.model.counted_overhead for name, kind in kinds.items()}
+        if not any(overhead is not None and overhead.members for overhead in overheads.values()):
             return 0.0
+        named = self._task.hardware if len(kinds) > 1 else ()
+        hardware = np.array(named or [next(iter(kinds))] * len(self._task.devices))
         held: list[list[Piece]] = [[] for _ in self._task.devices]
         for piece, home in placed:
             held[home].append(piece)
         loads = np.stack([loads_of(pieces, self._task.batch_size) for pieces in held])
-        usual, *members = ((loads @ each.rates[:, 1:].T).T for each in self._overheads)
-        return self._of_scenarios([member - usual for member in members])
+        found = np.zeros((SCENARIOS, 2, len(held)))
+        for name, overhead in overheads.items():
+            if overhead is None or not overhead.members:
+                continue
+            on = hardware == name
+            more = [each.rates - overhead.rates for each in overhead.members]
+            found[..., on] = self._of_scenarios(
+                [(loads[on] @ rates[:, 1:].T).T for rates in more], kinds[name]
+            )
+        return found
 
     def _members_ms(self, plan: ShardingPlan) -> Floats | float:
         """Returns what all devices bear, and exchanges take, more by members of the overhead,
@@ -165,7 +179,7 @@ class StepPredictor:
             price.plan_ms(plan) + overhead.exchange_factor * exchanges_ms
             for overhead, price in zip(self._overheads, self._common_prices, strict=True)
         )
-        return self._of_scenarios([member - usual for member in members])
+        return self._of_scenarios([member - usual for member in members], self._oracle)
 
     @property
     def _overheads(self) -> Sequence[StepOverhead]:
@@ -182,9 +196,9 @@ class StepPredictor:
         """What all devices bear by each of `_overheads`."""
         return [CommonPrice(overhead, self._task) for overhead in self._overheads]
 
-    def _of_scenarios(self, members: Sequence[Floats | float]) -> Floats:
-        """Returns the member of each scenario: each is drawn beside every one of the networks."""
-        networks = self._oracle.model.compute.ensemble.members
+    def _of_scenarios(self, members: Sequence[Floats | float], kind: EstimatedCosts) -> Floats:
+        """Returns the member of each scenario: each is drawn beside every network of its kind."""
+        networks = kind.model.compute.ensemble.members
         return np.stack(members)[np.arange(SCENARIOS) // networks % len(members)]
 
     def _copies_error_ms(self, plan: ShardingPlan) -> Floats:

@@ -1,10 +1,11 @@
 """The options `--objective`, `--link`, `--inter-node-link`, `--devices-per-node`, `--dense-ms`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from autoshard.experiments.console import cli
-from autoshard.workload import Link, Network, Objective, UserError
+from autoshard.workload import Link, Network, Objective, UserError, documents
 from autoshard.workload.tasks.links import AnyLink
 from autoshard.workload.tasks.objective import ObjectiveName
 
@@ -31,7 +32,8 @@ class ObjectiveOptions:
     """Link between nodes, as --link, which then is the link inside a node: a device's share where
     devices of a node share a network card."""
     devices_per_node: int | None = None
-    """Devices of each node: devices 0 to N - 1 are the first node, and so on."""
+    """Devices of each node: devices 0 to N - 1 are the first node, and so on. Default, with a GPU
+    as --hardware: those of its data sheet."""
     dense_ms: float | None = None
     """Milliseconds that the dense part of your model adds to a step. Plans do not depend on it, but
     predicted steps and their ratios do. Default: 0."""
@@ -59,23 +61,56 @@ class ObjectiveOptions:
                 in devices or links: then inputs are not counted.
             learn_link: As for `build_objective`.
         """
+        return self.priced_kinds([model], devices, learn_link)[0]
+
+    def priced_kinds(
+        self, models: "Sequence[CostModel]", devices: int | None, learn_link: bool = True
+    ) -> "list[CostModel]":
+        """Returns the models of several kinds of devices as `priced` does; says each note once."""
+        notes = dict[str, None]()
+        found = [self._priced(model, devices, learn_link, notes.setdefault) for model in models]
+        for line in notes:
+            cli.note(line)
+        return found
+
+    def _priced(
+        self,
+        model: "CostModel",
+        devices: int | None,
+        learn_link: bool,
+        note: Callable[[str], object],
+    ) -> "CostModel":
         wanted = Objective(self.objective or "step")
         if wanted.in_training and model.overhead is None:
-            cli.note(
+            note(
                 "the cost model does not know what training takes beside the operators: plans are "
                 "priced by --objective operators"
                 + (", and --dense-ms does not count" if self.dense_ms else "")
             )
             wanted = Objective("operators")
-        if wanted.name == "pipelined" and model.data_sheet is not None and self.dense_ms is None:
-            cli.note(
+        if wanted.name == "pipelined" and self.dense_ms is None:
+            note(
                 "--dense-ms is not given: the dense part is taken to last at least as long as the "
                 "exchange of inputs, which it hides in a pipelined step"
             )
         model = model.for_objective(wanted)
         if devices is None:
             return model
-        return model.for_objective(self.build_objective(devices, model, learn_link), devices)
+        objective = self.build_objective(devices, model, learn_link)
+        if (line := self.nodes_note(model, devices, objective.link)) is not None:
+            note(line)
+        return model.for_objective(objective, devices)
+
+    def nodes_note(self, model: "CostModel", devices: int, link: AnyLink | None) -> str | None:
+        """Returns which link is assumed if devices do not fill the nodes of their data sheet."""
+        sheet = model.data_sheet
+        if self.link or link is None or sheet is None or not sheet.uneven(devices):
+            return None
+        return (
+            f"{devices} devices do not fill nodes of {sheet.gpus_per_node}, as their data sheet "
+            f"has them: all exchanges are priced by the network between nodes, {link}; if your "
+            "nodes are full, give --link, --inter-node-link and --devices-per-node"
+        )
 
     def build_objective(
         self, devices: int, model: "CostModel | None" = None, learn_link: bool = True
@@ -129,5 +164,6 @@ class ObjectiveOptions:
         if self.devices_per_node < 1:
             raise UserError(f"--devices-per-node must be at least 1, got {self.devices_per_node}")
         network = Network(link, Link.parse(self.inter_node_link), self.devices_per_node)
-        network.nodes(devices)  # raises where they are not full
+        with documents.naming(f"--devices-per-node {self.devices_per_node}"):
+            network.nodes(devices)  # raises where they are not full
         return network

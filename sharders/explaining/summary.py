@@ -21,6 +21,8 @@ ReportPart = str | Table  # a line of text, or a table
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
+_HEADS = {"optimizer": "optim", "gradients": "grads"}  # else lines are longer than 80 characters
+_WHOLE_MB = 10_000  # memory of a device from which on tenths of MB are left out
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -45,13 +47,16 @@ def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]
     """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
     uses = [name for name in MemoryParts._fields if name != "gradients" or plan.has_copies]
-    shown = new_table(("device", *uses, *(["reserve"] if reserved else []), "free", "of", "full"))
+    heads = [_HEADS.get(name, name) for name in uses]
+    shown = new_table(("device", *heads, *(["reserve"] if reserved else []), "free", "of", "full"))
+    large = max(device.memory_bytes for device in task.devices) >= _WHOLE_MB * _MB
+    digits = 0 if large else 1
     for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
         kept = [device.reserved_bytes] if reserved else []
         held = (getattr(parts, name) for name in uses)
         sizes = (*held, *kept, device.usable_bytes - parts.total, device.memory_bytes)
         full = (parts.total + device.reserved_bytes) / device.memory_bytes
-        shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in sizes), f"{full:.1%}")
+        shown.add_row(device.name, *(f"{size / _MB:,.{digits}f}" for size in sizes), f"{full:.1%}")
     yield _MEMORY
     yield shown
 

@@ -1,9 +1,8 @@
 """Training steps on GPUs by price: over what others published, and over other planners' plans."""
 
-import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,14 +27,19 @@ from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import on_gpus
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.tables.table import can_be_blocks
+from bench.embark import embark_tables
 from bench.metric import Metric
 from bench.workbench import say
 
 _SHEET, _BATCH = DATA_SHEETS["h100-80gb"], 65_536
 _LARGE_BYTES = 2**26  # of a collective: smaller ones depend on protocols
-_TASKS = {
-    "MLPerf DLRM-v2": ("mlperf:dlrm-v2", (8, 16, 64, 128), 72 * 2**30),
-    "856 tables": ("synthetic:856:1:full", (16, 64, 128), 72 * 2**30),
+_MEMORY_BYTES = 72 * 2**30
+_TASKS: dict[str, tuple[Callable[[], Sequence[EmbeddingTable]], Sequence[int]]] = {
+    "MLPerf DLRM-v2": (lambda: load_tables("mlperf:dlrm-v2"), (8, 16, 64, 128)),
+    "856 tables": (lambda: load_tables("synthetic:856:1:full"), (16, 64, 128)),
+    "180 tables as of EMBark": (lambda: embark_tables("T180"), (16,)),
+    "200 tables as of EMBark": (lambda: embark_tables("T200"), (8, 16, 64)),
+    "510 tables as of EMBark": (lambda: embark_tables("T510"), (64,)),
 }
 _OTHERS = ("torchrec_all", "neuroshard")
 _SECONDS = 120.0  # of other planners, at most
@@ -70,11 +74,7 @@ def _published_metrics() -> list[Metric]:
 def _of_steps(label: str, some: Sequence[Held]) -> list[Metric]:
     published = [one.point["value"] for one in some]
     prices = [one.price for one in some]
-    inside = [
-        low <= one.point["value"] <= high
-        for one in some
-        for low, high in [one.interval or (math.nan, math.nan)]
-    ]
+    inside = [one.is_inside for one in some]
     label = f"published {label} ({len(some)})"
     return [
         Metric(f"{label}: price over published", "0.7 to 1.4", _mean_ratio(some)),
@@ -95,21 +95,18 @@ def _plan_metrics() -> list[Metric]:
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, (spec, numbers, memory_bytes) in _TASKS.items():
+        for name, (tables, numbers) in _TASKS.items():
             for ranks in numbers:
                 say(f"{name} on {ranks} H100")
-                found += _of_task(f"{name}, {ranks} H100", spec, ranks, memory_bytes)
+                found += _of_task(f"{name}, {ranks} H100", tables(), ranks)
     return found
 
 
-def _of_task(label: str, spec: str, ranks: int, memory_bytes: int) -> list[Metric]:
+def _of_task(label: str, tables: Sequence[EmbeddingTable], ranks: int) -> list[Metric]:
     objective = Objective("step", _SHEET.link(ranks))
     task = on_gpus(
         ShardingTask(
-            tuple(load_tables(spec)),
-            Device.uniform(ranks, memory_bytes),
-            _BATCH,
-            objective=objective,
+            tuple(tables), Device.uniform(ranks, _MEMORY_BYTES), _BATCH, objective=objective
         )
     )
     model = roofline_model(_SHEET, task.operator).for_objective(objective, ranks)

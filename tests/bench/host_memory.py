@@ -33,7 +33,7 @@ def host_memory_metrics() -> list[Metric]:
             Device.uniform(_RANKS, 2**40),
             _BATCH,
             OperatorOptions(lookup_bytes=INDEX_BYTES + SORT_BYTES),
-            objective=Objective(link=_SHEET.link(_RANKS)),
+            objective=Objective("step", _SHEET.link(_RANKS)),
         )
         needed = sum(map(task.table_bytes, tables)) / _RANKS
         for share in _SHARES:

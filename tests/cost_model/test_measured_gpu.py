@@ -1,5 +1,6 @@
 """A model of a measured GPU: by its data sheet and a few shards, or trained on many."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,5 +78,10 @@ def test_a_data_sheet_is_calibrated_by_name(
 
 
 def test_shards_of_another_gpu_are_refused(shards: CostDataset) -> None:
-    with pytest.raises(UserError, match="a100-80gb is the data sheet of NVIDIA A100"):
+    with pytest.raises(UserError, match=r"a100-80gb is the data sheet of NVIDIA A100.*h200-141gb$"):
         calibrate_model(Path("a100-80gb"), shards)
+    on_cores = replace(shards, hardware="cpu: of nobody")
+    with pytest.raises(UserError, match=r"on cpu: of nobody: give shards of such a GPU$"):
+        calibrate_model(Path("h200-141gb"), on_cores)
+    with pytest.raises(UserError, match=r"cpu is a model of cpu: .*: give shards of a cpu device"):
+        calibrate_model(Path("cpu"), shards)

@@ -74,6 +74,10 @@ def _task(tables: tuple[EmbeddingTable, ...]) -> dict[str, object]:
         (f"{_SHARD} --hardware b300", "--hardware b300 is no file, and none of the GPUs a100-40gb"),
         (f"{_SHARD} --hardware h100-80gb:{10**18}", f"name 1 to {MAX_DEVICES} devices of each"),
         (f"{_SHARD} --link 0.{'0' * 30}1B/s", "bytes_s: must be at least 1, got"),
+        (
+            f"{_SHARD} --num-devices 6 --link 1GB/s --inter-node-link 1GB/s --devices-per-node 4",
+            "--devices-per-node 4: 6 devices do not fill nodes of 4: nodes need the same number of",
+        ),
         (f"{_SHARD} --constraints deep.yaml", "deep.yaml: has lists that are too deep"),
         (f"{_SHARD} --store store.db", "store.db: is a folder: name a file"),
         (f"{_SHARD} --out /dev/null", "/dev/null: is a device: name a file for --out"),

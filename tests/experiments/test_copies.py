@@ -50,7 +50,7 @@ def test_a_plan_with_copies_is_made_explained_priced_and_improved(
     assert set(plan.copied) <= set(SMALL)
     assert len(plan.copied) >= 4
     assert f"copied to all devices (data-parallel): {len(plan.copied)} of 9 tables" in said
-    assert "gradients" in said
+    assert " grads " in said
     old = config.out.rename(config.out.with_name("old.json"))
     shard.main(replace(config, plan=old, explain=True))
     assert "old.json, estimated" in printed(capsys)

@@ -35,6 +35,41 @@ def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "link"),
+    [
+        ("shard.py --hardware h100-80gb", "45 GB/s, 42 us, rings 45 GB/s, 60 us"),
+        ("shard.py --hardware h100-80gb:6,a100-80gb:6", "22.5 GB/s, 42 us, rings 22.5 GB/s, 60 us"),
+        ("plan_world.py --hardware h100-80gb", "45 GB/s, 42 us, rings 45 GB/s, 60 us"),
+    ],
+)
+def test_a_note_says_which_link_nodes_that_are_not_full_have(
+    command: str, link: str, tmp_path: Path
+) -> None:
+    script, _, options = command.partition(" ")
+    number = "8,12" if script == "plan_world.py" else "12"
+    asked = f"{GPUS} {options} --num-devices {number} --sharder size"
+    notes = [s for s in run(script, asked, tmp_path).stdout.splitlines() if "do not fill" in s]
+    assert notes == [
+        "note: 12 devices do not fill nodes of 8, as their data sheet has them: all exchanges are "
+        f"priced by the network between nodes, {link}; if your nodes are full, give --link, "
+        "--inter-node-link and --devices-per-node"
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--num-devices 16",
+        "--num-devices 4",
+        "--num-devices 12 --link 300GB/s,20us --inter-node-link 45GB/s,40us --devices-per-node 6",
+    ],
+)
+def test_full_nodes_and_given_links_need_no_note(options: str, tmp_path: Path) -> None:
+    asked = f"{GPUS} --hardware h100-80gb {options} --sharder size"
+    assert "do not fill" not in run("shard.py", asked, tmp_path).stdout
+
+
+@pytest.mark.parametrize(
     ("options", "error"),
     [
         ("--hardware h100-80gb:2,a100-40gb", "--hardware a100-40gb: say how many devices"),
@@ -50,6 +85,16 @@ def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
 def test_bad_hardware_is_one_line(options: str, error: str, tmp_path: Path) -> None:
     said = run("shard.py", f"{GPUS} {options}", tmp_path, code=2)
     assert re.search(error, said.stderr)
+
+
+def test_names_of_kinds_are_whole_at_80_characters(tmp_path: Path) -> None:
+    asked = (
+        "--tables mlperf:dlrm-v2 --num-devices 4 --memory-gb 79 --sharder size "
+        "--hardware h100-80gb:2,mi300x-192gb:2"
+    )
+    said = run("shard.py", asked, tmp_path, COLUMNS="80").stdout
+    for kind in ("h100-80gb", "mi300x-192gb"):
+        assert len(re.findall(rf"│ {kind} +│", said)) == 2
 
 
 def test_other_commands_plan_for_one_kind(tmp_path: Path) -> None:

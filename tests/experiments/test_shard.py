@@ -193,6 +193,15 @@ def test_what_counts_is_asked_for_and_said(
             shard.main(replace(config, **changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dense_ms", [None, 2.0])
+def test_a_pipelined_step_without_a_dense_part_says_what_is_assumed(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str], dense_ms: float | None
+) -> None:
+    shard.main(replace(config, sharder="dim", objective="pipelined", dense_ms=dense_ms))
+    said = "note: --dense-ms is not given: the dense part is taken to last at least as long as"
+    assert (said in capsys.readouterr().out) == (dense_ms is None)
+
+
 def test_memory_is_told_part_by_part(
     config: ShardConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

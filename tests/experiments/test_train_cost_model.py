@@ -199,6 +199,10 @@ def test_networks_of_several_machines_are_added(
         ({"machines": (files[0], files[1])}, "cpu: 1.0 is named already"),
         ({"machines": (files[1], folder / "none.parquet")}, "none.parquet: does not exist"),
         ({"machines": ()}, "--add-to adds networks of --machines: name these"),
+        (
+            {"store": (files[1],), "machines": (files[0], files[2])},
+            "one_machine was trained on hardware cpu: 1.0, and --store holds cpu: 2.0: give the",
+        ),
         ({"calibrate": one, "hyper": TrainOptions()}, "trains no networks of --machines"),
     ):
         with pytest.raises(UserError, match=says):

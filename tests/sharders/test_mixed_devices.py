@@ -15,6 +15,7 @@ from autoshard.cost_model import (
     slowest_by_phase,
 )
 from autoshard.cost_model.pricing.mixed_costs import MixedCosts
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import (
     AnnealingSharder,
     Policy,
@@ -34,6 +35,7 @@ from autoshard.workload import (
     UserError,
     synthetic_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.ways.option import ShardingOption, columns_task
 
 SHARDERS = ("cost", "cost_fused", "cost_fused_search", "policy", "autoshard", "neuroshard")
@@ -102,6 +104,20 @@ def test_each_device_costs_what_it_does_among_its_like(
     assert low < predicted.expected_ms <= high * 1.001
     (slowest, *_) = slowest_by_phase(mixed, plan, task)
     assert slowest.device in (0, 1)
+
+
+def test_what_is_not_known_of_training_is_drawn_of_each_devices_own_kind() -> None:
+    """Two plans, in both of which devices of the slow kind are the slowest, differ by its costs."""
+    fast, slow = (roofline_model(DATA_SHEETS[name]) for name in ("h100-80gb", "l4-24gb"))
+    task = mixed_task((fast, slow), Objective("step"))
+    most = ShardingPlan.table_wise(task, [3] * 29 + [0])
+    fewer = ShardingPlan.table_wise(task, [3] * 28 + [0, 0])
+    mixed, (_, alone) = mixed_costs((fast, slow), task), oracles((fast, slow), task)
+    drawn = [
+        predictor.of(most).drawn_ms - predictor.of(fewer).drawn_ms
+        for predictor in (StepPredictor(mixed, task), StepPredictor(alone, equal(task)))
+    ]
+    assert drawn[0] == pytest.approx(drawn[1], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autoshard.cost_model.hardware import Reporter, model_of_sheet
 from autoshard.workload import Link, Network, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, data_sheet_of, read_data_sheet
 
@@ -48,6 +49,15 @@ def test_ranks_of_several_nodes_are_linked_by_the_network(tmp_path: Path) -> Non
     assert nodes.between.latency_s > nodes.inside.latency_s > 0
 
 
+def test_a_file_without_the_link_to_the_host_says_so(tmp_path: Path) -> None:
+    said = list[str]()
+    for host_gb_s in (64, None):
+        sheet = read_data_sheet("GPU", written(tmp_path, host_gb_s=host_gb_s))
+        model_of_sheet(sheet, None, Reporter(len, said.append))
+    assert len(said) == 1
+    assert "has no host_gb_s: for tables in host memory, 32 GB/s" in said[0]
+
+
 def test_more_nodes_take_longer_to_start() -> None:
     sheet = DATA_SHEETS["h100-80gb"]
     two, sixteen = (sheet.link(ranks) for ranks in (16, 128))
@@ -64,7 +74,11 @@ def test_72_gpus_share_one_nvlink() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"memory_gb_s": None}, r"sheet\.json: the data sheet has no field 'memory_gb_s'"),
+        (
+            {"memory_gb_s": None},
+            r"sheet\.json: .* no field 'memory_gb_s': add the GB/s of its memory \(3350 of",
+        ),
+        ({"gpus_per_node": None}, r"no field 'gpus_per_node': add the number .* \(8 of an H100\)"),
         ({"link_gb_s": 0}, r"sheet\.json: link_gb_s must be a number more than 0, got 0"),
         ({"link_gb_s": "fast"}, r"sheet\.json: link_gb_s must be a number more than 0"),
         ({"schema": "another"}, r'is not a document of schema "autoshard\.data_sheet"'),
