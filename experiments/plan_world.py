@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,10 +58,11 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_devices: str
     """Numbers of devices, separated by commas, such as 8,16,32."""
-    memory_gb: str
-    """Memory of a device in GB of 2^30 bytes, the same for all."""
     batch_size: int | None = None
     """Samples of a batch, all ranks together, for each number of devices. Default: 1024."""
+    memory_gb: str | None = None
+    """Memory of a device in GB of 2^30 bytes, the same for all. Default: 85 % of what the GPU has
+    that --hardware names."""
     batch_per_device: int | None = None
     """Samples of a batch on each rank, in place of --batch-size: batches grow with the number of
     devices."""
@@ -124,9 +126,13 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
             raise UserError(f"--num-devices names {twice[0]} twice: name each number once")
         return numbers
 
+    @cached_property  # said once
+    def _memory_gb(self) -> str:
+        return self.known_memory_gb(self.memory_gb)
+
     def devices_of(self, number: int) -> tuple[Device, ...]:
         """Returns the devices of a world."""
-        return read_devices(self.memory_gb, number, "--num-devices")
+        return read_devices(self._memory_gb, number, "--num-devices")
 
     def batch_of(self, number: int) -> int:
         """Returns the samples of a batch of all devices together."""

@@ -64,9 +64,10 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_devices: int = tyro.MISSING
     """Number of devices, up to 4,096."""
-    memory_gb: str = tyro.MISSING
+    memory_gb: str | None = None
     """Memory of a device in GB of 2^30 bytes, for weights, optimizer state and a batch's inputs and
-    outputs. One number for all devices, or one per device, separated by commas."""
+    outputs. One number for all devices, or one per device, separated by commas. Default: 85 % of
+    what the GPU has that --hardware names."""
     model: str | None = None
     """MODULE:NAME of a TorchRec model, or of a function that returns one, in place of --tables. The
     module is imported from the current folder or Python's path."""
@@ -303,7 +304,8 @@ def main(config: ShardConfig) -> None:
     """Makes a plan, compares its predicted cost with the best heuristic's, and writes it."""
     config.check()
     config = config.with_dense_part()
-    devices = read_devices(config.memory_gb, config.num_devices, "--num-devices")
+    memory_gb = config.known_memory_gb(config.memory_gb, config.num_devices)
+    devices = read_devices(memory_gb, config.num_devices, "--num-devices")
     config.check_memory(devices)
     tables, stored = config.workload()
     given = config.plan or config.start_plan

@@ -24,6 +24,7 @@ from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet
 from autoshard.workload.tasks.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
+_FOR_TABLES = 0.85  # of a GPU's memory: TorchRec's planner leaves as much for the rest by default
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
@@ -102,6 +103,35 @@ class MachineOptions:
                 f"--hardware {self.hardware} is a GPU, and --devices cpu asks for CPUs: leave one "
                 "out"
             )
+
+    def known_memory_gb(self, memory_gb: str | None, count: int = 1) -> str:
+        """Returns --memory-gb of so many devices; by default the greater part of what the GPU that
+        is named has.
+
+        Raises:
+            UserError: It is missing, and no GPU is named.
+        """
+        if memory_gb is not None:
+            return memory_gb
+        kinds = self.kinds or ((self, 1),)
+        sheets = [(options.data_sheet, count) for options, count in kinds]
+        numbers = [
+            f"{_FOR_TABLES * sheet.memory_gb:g}"
+            for sheet, count in sheets
+            for _ in range(count)
+            if sheet is not None
+        ]
+        if len(numbers) != sum(count for _, count in sheets):
+            raise UserError(
+                "--memory-gb is missing: name the memory of a device in GB, or a GPU as "
+                "--hardware, of which it is known"
+            )
+        cli.note(
+            f"--memory-gb is {', '.join(dict.fromkeys(numbers))}, {_FOR_TABLES:.0%} of what "
+            f"{self.hardware} has: name it if your dense part needs more or less"
+        )
+        # If there are more or fewer devices than kinds name, `with_hardware` says so.
+        return ",".join(numbers) if len(numbers) == count else numbers[0]
 
     def check_memory(self, devices: Sequence[Device]) -> None:
         """Raises UserError if the GPU that is named has less memory than the devices."""

@@ -39,7 +39,8 @@ def split_greedy(oracle: EstimatedCosts, task: ShardingTask, thorough: bool = Tr
     def sizes(units: Sequence[PlacementUnit]) -> Ints:
         return bytes_of_units(task.operator, task.batch_size, units)
 
-    if sizes(greedy.masks.units).sum() > sum(task.usable_bytes.tolist()):
+    needed = sum(sizes(greedy.masks.units).tolist())  # may be more than 64 bits hold
+    if needed > sum(task.usable_bytes.tolist()):
         return []  # pieces take no less
     for parts in _PARTS:
         finer = _cut(greedy, sizes, largest // parts)

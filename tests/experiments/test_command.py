@@ -81,7 +81,7 @@ def test_planning_loads_little(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         ("shrad", "autoshard shrad: there is no such command: use shard, compare, collect-costs, "),
-        ("shard --num-devices 2", "Missing from autoshard shard:"),
+        ("shard --memory-gb 2", "Missing from autoshard shard:"),
         (
             f"shard {PLANNING} --policy nowhere",
             "autoshard ppo-shard --out makes one",

@@ -457,6 +457,17 @@ def test_this_machine_is_probed_once(
     assert len(probed_at) == 1
 
 
+def test_memory_is_known_of_gpus_that_are_named(config: ShardConfig, tmp_path: Path) -> None:
+    count, task = config.num_devices, tmp_path / "task"
+    mixed = f"h100-80gb:1,a100-40gb:{count - 1}"
+    for hardware, sizes in (("h100-80gb", [68.0] * count), (mixed, [68.0] + [34.0] * (count - 1))):
+        shard.main(replace(config, memory_gb=None, hardware=hardware, probe=True, save_task=task))
+        found = [device.memory_bytes / GB for device in ShardingTask.load(task).devices]
+        assert found == pytest.approx(sizes)
+    with pytest.raises(UserError, match="--memory-gb is missing: name the memory of a device"):
+        shard.main(replace(config, memory_gb=None))
+
+
 def test_a_plan_for_gpus_is_made_without_any(
     config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
