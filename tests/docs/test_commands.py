@@ -156,7 +156,7 @@ def test_commands_are_found_however_they_are_typed() -> None:
     [
         "python experiments/shard.py --tables t.csv --num-devices 8 --memory-gb 32 --ouut a.json",
         "python experiments/shard.py --tables t.csv --num-devices eight --memory-gb 32",
-        "python experiments/shard.py --tables t.csv \\\n    --num-devices 8",
+        "python experiments/shard.py --tables t.csv \\\n    --memory-gb 8",
         "python experiments/store.py inform costs.db",
     ],
 )
