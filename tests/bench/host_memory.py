@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import make_sharder, needs_of, open_context
@@ -9,6 +10,7 @@ from autoshard.workload import Device, Objective, PlanError, ShardingTask, load_
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import SORT_BYTES
 from autoshard.workload.tables.operators import INDEX_BYTES, OperatorOptions
+from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.ways.option import ShardingOption, columns_task
 from bench.metric import Metric
 from bench.workbench import say
@@ -48,18 +50,24 @@ def host_memory_metrics() -> list[Metric]:
 
 
 def _steps(task: ShardingTask, share: float) -> tuple[float, float]:
-    """Returns the step with planned caches, and the least one with caches of the same share."""
+    """Returns the step with planned caches, and the least one where caches hold the same share of
+    all tables that are not copied.
+    """
     model = roofline_model(_SHEET).for_objective(task.objective, _RANKS)
     context = open_context(needs_of(["autoshard"]), task.tables, _BATCH, model)
     planned = make_sharder("autoshard", replace(context, host_bytes=_HOST_BYTES)).shard(task)
     planned.check(task)
     even_ms = []
-    for part in _OF_SHARE:
-        counts = {table.name: int(part * share * table.rows) for table in task.tables}
-        with suppress(PlanError):
-            options = {name: ShardingOption(cached_rows=n) for name, n in counts.items()}
-            plan = make_sharder("autoshard", context).shard(columns_task(task, options))
-            plan = replace(plan, options={**plan.options, **options})
+    names = tuple(table.name for table in task.tables)
+    for part, rules in product(_OF_SHARE, ((), (Rule("not_copied", names),))):
+        options = {
+            table.name: ShardingOption(cached_rows=int(part * share * table.rows))
+            for table in task.tables
+        }
+        with suppress(PlanError):  # copies take more than the caches in their place
+            cached = columns_task(replace(task, rules=rules), options)
+            plan = make_sharder("autoshard", context).shard(cached)
+            plan = replace(plan, options={**options, **plan.options})
             plan.check(task)
             even_ms.append(context.costs.step_ms(plan, task))
     return context.costs.step_ms(planned, task), min(even_ms)
