@@ -188,6 +188,23 @@ def test_more_ranks_than_gpus_take_turns_on_one(no_pool: None) -> None:
     assert losses["cuda"] == losses["cpu"]
 
 
+def test_ranks_in_turns_are_not_spread_over_gpus_that_others_use_in_part(no_pool: None) -> None:
+    """Ray fills up the GPU with the least room, which here is too little for all ranks."""
+
+    @ray.remote(num_cpus=0, num_gpus=0.6)
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    other = Trainer.remote()
+    assert ray.get(other.ready.remote())
+    with pytest.raises(
+        RankError, match=r"parts of gpu-\w+@.*, gpu-\w+@.*, and ranks in turns need"
+    ):
+        RankGroup(GPUS + 1, "cuda")
+    ray.kill(other)
+
+
 def test_a_gpu_that_disappears_costs_no_shard(
     no_pool: None,
     tmp_path: Path,
