@@ -38,24 +38,26 @@ def main() -> None:
     given = options.parse_args()
     deadline = time.monotonic() + given.seconds - _END_S
     signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, given.seconds - _END_S)  # should a rank hang
     given.out.mkdir(parents=True, exist_ok=True)
     gpus = {"num_gpus": 1} if given.kind == "cuda" else {}
     ray.init("local", include_dashboard=False, logging_level=logging.ERROR, **gpus)
-    _part(_learn_alike, given.kind)
+    _part(time.monotonic() + given.seconds / 4, _learn_alike, given.kind)
     tasks = sorted(given.plans.glob("*.task.json"))
     for number, path in enumerate(tasks):
         now = time.monotonic()
-        _part(_train, given, path, now + (deadline - now) / (len(tasks) - number))
+        end = now + (deadline - now) / (len(tasks) - number)
+        _part((end + deadline) / 2, _train, given, path, end)
     ray.shutdown()
 
 
-def _part(function: Callable[..., None], *arguments: Any) -> None:
+def _part(end: float, function: Callable[..., None], *arguments: Any) -> None:
     began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, end - began))  # should a rank hang
     try:
         function(*arguments)
     except Exception:  # whatever it is, the next part is worth its time
         traceback.print_exc()
+    signal.setitimer(signal.ITIMER_REAL, 0)
     _say(f"== {function.__name__} took {time.monotonic() - began:.1f} s")
 
 

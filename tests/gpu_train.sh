@@ -6,5 +6,6 @@ site="$(mktemp -d)"; mkdir -p "$out"
 for archive in "$here/site.tar.xz" ${FBGEMM:-}; do tar xf "$archive" -C "$site" & done
 nvidia-smi 2>/dev/null; wait
 export PYTHONPATH="$site" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 RAY_worker_niceness=0
-python3 "$here/gpu_train.py" --plans "$here/plans" --out "$out" "$@" 2>&1 | tee "$out/train.log"
+timeout -k 5 390 python3 "$here/gpu_train.py" --plans "$here/plans" --out "$out" --seconds $((375 - SECONDS)) "$@" \
+    2>&1 | tee "$out/train.log"
 rm -rf "$site"

@@ -29,7 +29,7 @@ from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import on_gpus
 
 KIT, MAX_MIB = ROOT / ".gpu-train", 60
-RANKS, RANK_BYTES, BATCH, SHEET = 4, 16 * 2**30, 65_536, DATA_SHEETS["h200-141gb"]
+RANKS, RANK_BYTES, BATCH, SHEET = 4, 16 * 2**30, 32_768, DATA_SHEETS["h200-141gb"]
 SETS = ("synthetic:40:3:full", "synthetic:20:2:full")  # 14 and 12 GB on all ranks together
 _TORCHREC = "torchrec==1.6.1"  # that of torch 2.11 and fbgemm-gpu 1.6
 _OTHERS = (  # in the versions that are here
