@@ -25,7 +25,7 @@ STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
 .PHONY: setup doctor demo test e2e lint package compat bench chaos gate gpu-check gpu-wheels \
-	mlflow clean
+	gpu-train-kit mlflow clean
 
 setup: $(READY)
 
@@ -83,6 +83,10 @@ gpu-check: setup
 # Check that the CUDA wheels install and load, without a GPU: 3 GB are downloaded.
 gpu-wheels:
 	$(PYTHON) tests/gpu_wheels.py
+
+# Pack what trains by plans on a GPU machine without an index, in .gpu-train: 90 MB are downloaded.
+gpu-train-kit: setup
+	$(BIN)/python tests/gpu_train_kit.py
 
 bench: setup
 	$(BIN)/python tests/run_bench.py

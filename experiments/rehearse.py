@@ -67,7 +67,8 @@ class RehearseConfig:
     seed: int = 0
     """Seed of the plans."""
     devices: RequestedKind = "auto"
-    """Kind of devices; auto: GPUs if the cluster has any, else cores."""
+    """Kind of devices; auto: GPUs if the cluster has any, else cores. Ranks take turns on cores of
+    one machine, and on one GPU if there are fewer than ranks."""
     store: Path = Path("costs.db")
     """SQLite file that keeps rehearsals and measurements."""
     cost_model: Path = Path("cpu")
@@ -118,7 +119,8 @@ def _rehearse(
         named = {f"plan {number}": plan for number, plan in enumerate(plans)}
         found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
     for name, rehearsal in found.items():
-        cli.say(f"  {name}: {rehearsal.step_ms:.2f} ms (±{rehearsal.half_width:.1%})")
+        launched = f", launched in {rehearsal.launch_ms:.2f} ms" * bool(rehearsal.launch_ms)
+        cli.say(f"  {name}: {rehearsal.step_ms:.2f} ms (±{rehearsal.half_width:.1%}){launched}")
     return plans
 
 

@@ -54,7 +54,8 @@ class TrainTorchRecConfig:
     num_devices: int | None = None
     """Number of devices of --planner."""
     devices: RequestedKind = "auto"
-    """Kind of devices; auto: GPUs if the cluster has any, else cores."""
+    """Kind of devices; auto: GPUs if the cluster has any, else cores. Ranks take turns on cores of
+    one machine, and on one GPU if there are fewer than ranks."""
     batch_size: int = 1024
     """Samples of a batch, of all ranks together."""
     optimizer: Optimizer = "rowwise_adagrad"
@@ -117,8 +118,8 @@ def main(config: TrainTorchRecConfig) -> None:
     ):
         if found.in_turns:
             cli.note(
-                "the ranks share a machine, so they compute in turns, and a step is composed of "
-                "what each computed (--at-once: all at the same time)"
+                "the ranks share a machine or a GPU, so they compute in turns, and a step is "
+                "composed of what each computed (--at-once: all at the same time)"
             )
         if config.sharder is not None:
             plan = make_sharder(config.sharder).shard(replace(task, devices=found.devices()))

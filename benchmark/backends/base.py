@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Longer than most measurements, so that two pools take turns on a device; short beside the minutes
 # after which a device counts as hanging.
 CLAIM_PATIENCE_S = 2.0
+_SHARES = 10_000  # of a GPU: Ray counts no smaller ones
 
 Node = Mapping[str, Any]  # an entry of `ray.nodes()`
 
@@ -119,8 +120,12 @@ class Stopwatch(ABC):
         """Returns seconds of a monotonic clock."""
         return time.monotonic()
 
-    def hold(self) -> None:  # noqa: B027 - by default nothing is launched ahead
-        """Keeps the device waiting until what follows is launched."""
+    def hold(self, times: int = 1) -> None:  # noqa: B027 - by default nothing is launched ahead
+        """Keeps the device waiting while what follows is launched, `times` as long as usual."""
+
+    def is_ahead(self, mark: Any) -> bool:  # noqa: ARG002
+        """Returns whether the device has yet to reach a mark: all since then was launched ahead."""
+        return True
 
     @abstractmethod
     def mark(self) -> Any:
@@ -178,9 +183,10 @@ class DeviceBackend(ABC):
         """Returns what the system says of the device."""
         return SystemReport()
 
-    def ray_options(self, place: Place) -> dict[str, Any]:
-        """Returns the options of a Ray actor for this device."""
-        return {"num_cpus": 0, "num_gpus": self.num_gpus, **on_node(place.node_id)}
+    def ray_options(self, place: Place, ranks: int = 1) -> dict[str, Any]:
+        """Returns the options of a Ray actor for this device, or for one of its `ranks`."""
+        share = int(_SHARES * self.num_gpus / ranks) / _SHARES
+        return {"num_cpus": 0, "num_gpus": share, **on_node(place.node_id)}
 
     @abstractmethod
     def bind(self, place: Place) -> None:

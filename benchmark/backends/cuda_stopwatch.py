@@ -95,7 +95,7 @@ class CudaStopwatch(Stopwatch):
         marks.append(self.mark())
         output.backward(subject.gradient)
         marks.append(self.mark())
-        is_ahead = not marks[0].query()
+        is_ahead = self.is_ahead(marks[0])
         (before_ms, _), (forward_ms, _), (between_ms, _), (backward_ms, _) = self.between(marks)
         slow = [self._is_slow(flush_ms) for flush_ms in (before_ms, between_ms)]
         found = Iteration(forward_ms, backward_ms, forward_ms + backward_ms, any(slow))
@@ -110,9 +110,18 @@ class CudaStopwatch(Stopwatch):
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
         return 1.0 if self._runtime.processes() - self._own else 0.0
 
-    def hold(self) -> None:
+    def clear_cache(self, max_ms: float) -> bool:  # noqa: ARG002 - it takes no time that counts
+        """Flushes the L2 cache for what is no iteration."""
+        self._clear()
+        return True
+
+    def hold(self, times: int = 1) -> None:
         """Launches a kernel that waits, while what follows is launched."""
-        self._runtime.wait(self._wait_cycles)
+        self._runtime.wait(min(times * self._wait_cycles, _MAX_WAIT))
+
+    def is_ahead(self, mark: Any) -> bool:
+        """Returns whether the GPU has yet to reach a mark."""
+        return not mark.query()
 
     def mark(self) -> Any:
         """Returns an event in the current stream."""

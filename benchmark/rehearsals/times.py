@@ -62,6 +62,8 @@ class Round:
         losses: Mean loss of all samples in each step.
         disturbed: Mean share of the operators' time in which other processes had the core.
         made_at: When it ended, in seconds since the epoch; 0 where that is not known.
+        launch_ms: Median time in which the host launches a step, of the rank for which that takes
+            longest, where ranks take turns on a GPU; else 0.
     """
 
     traces: tuple[Trace, ...]
@@ -71,6 +73,7 @@ class Round:
     losses: tuple[float, ...]
     disturbed: float
     made_at: float = 0.0
+    launch_ms: float = 0.0
 
     @staticmethod
     def of(ranks: Sequence[Sequence[Step]]) -> "Round":
@@ -87,6 +90,7 @@ class Round:
             tuple(fmean(step.loss for step in at_once) for at_once in every),
             fmean(step.traced.disturbed for step in steps),
             time.time(),
+            max(statistics.median(step.traced.launch_ms for step in rank) for rank in ranks),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -223,6 +227,13 @@ class Rehearsal:
         return np.asarray(np.median([each.exchange_ms for each in self.rounds], axis=0))
 
     @property
+    def launch_ms(self) -> float:
+        """Median time in which the host launches a step, which takes at least as long in training;
+        0 where nothing is launched ahead of the device, or where steps include it as they ran.
+        """
+        return statistics.median(each.launch_ms for each in self.rounds)
+
+    @property
     def losses(self) -> Sequence[float]:
         """Mean loss of all samples in each step of the last round."""
         return self.rounds[-1].losses
@@ -248,7 +259,8 @@ class Rehearsal:
             title_justify="left",
             caption="medians in ms of what a rank computes; waits: for others and for what they "
             "send; bold: the rank that computes longest; MB: of tables and a batch, by the plan; "
-            "peak MB: of the process",
+            "peak MB: of the process"
+            + (f"; the host launches a step in {self.launch_ms:.2f} ms" * bool(self.launch_ms)),
             caption_justify="left",
             box=None,
             padding=(0, 0, 0, 1),
@@ -279,6 +291,7 @@ class Rehearsal:
                 "step_ms": self.step_ms,
                 "interval_ms": list(self.interval_ms),
                 "in_turns": self.in_turns,
+                "launch_ms": self.launch_ms,
                 "rounds_ms": self.round_ms,
                 "slowest_rank": self.slowest,
                 "losses": list(self.losses),

@@ -121,12 +121,14 @@ class TracedStep:
         wall_ms: Until it was done, waiting included.
         exchange_ms: Its share of exchanging and waiting, by phase, [PHASES].
         disturbed: Share of the operators' time in which other processes had the core.
+        launch_ms: Time that launching it took the host, where ranks take turns on a GPU; else 0.
     """
 
     trace: Trace
     wall_ms: float
     exchange_ms: tuple[float, ...]
     disturbed: float
+    launch_ms: float = 0.0
 
 
 @dataclass(frozen=True)

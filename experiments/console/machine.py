@@ -40,7 +40,8 @@ class MachineOptions:
     trained on it. shard.py takes several, each with its number of devices, in the order of ranks:
     h100-80gb:4,a100-80gb:4."""
     devices: RequestedKind = "auto"
-    """Kind of devices to plan for, to measure and to train on: auto takes GPUs if there are any."""
+    """Kind of devices to plan for, to measure and to train on: auto takes GPUs if there are any.
+    Ranks that train take turns on cores, and on one GPU if there are fewer than ranks."""
     probe: bool = True
     """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""

@@ -60,6 +60,7 @@ def evaluate_trained(
     steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
     in_turns, hardware, training = list[bool](), "", time.monotonic()
+    host_bound = list[bool]()
     numbers = dict[int, list[int]]()  # of tasks, by their number of devices
     for number, entry in enumerate(made):
         numbers.setdefault(len(entry.task.devices), []).append(number)
@@ -99,6 +100,7 @@ def evaluate_trained(
                         follow,
                     )
                     disturbed += [each.disturbed for each in rehearsed.values()]
+                    host_bound += [each.launch_ms > each.step_ms for each in rehearsed.values()]
                     rounds += sum(len(each.rounds) for each in rehearsed.values())
                     drawn = _drawn_ms(rehearsed, rng)
                     for name, plan in plans.items():
@@ -112,6 +114,11 @@ def evaluate_trained(
         ended += f"; ranks{which} took turns, and steps are composed of what each computed"
     elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
         ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
+    if any(host_bound):
+        ended += (
+            f"; the host launches steps by {sum(host_bound)} of {len(host_bound)} plans slower "
+            "than the GPU computes them, and training takes as long as it does"
+        )
     evaluation = Evaluation(
         [entry.task for entry in made],
         {name: [entry.outcomes.get(name, Outcome()) for entry in made] for name in names},

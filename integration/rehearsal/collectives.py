@@ -149,6 +149,7 @@ class RecordedGroup(dist.ProcessGroup):
         run = self._inner._reduce_scatter_base
         return self._run(lambda: run(output, sent, opts), output.nbytes * self._others, [output])
 
+    _device_types: Any = (torch.device("cpu"),)  # of meshes: TorchRec 1.6 asks for them
     _allgather_base: Any = all_gather_single  # names in torch 2.11
     _reduce_scatter_base: Any = reduce_scatter_single
 

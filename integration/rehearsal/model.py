@@ -145,7 +145,8 @@ def fill(
     of_columns = torch.rand(MAX_DIM, generator=drawn).sub_(0.5).mul_(_WEIGHTS_SPREAD)
     of_rows = torch.rand(rows, 1, generator=drawn)
     of_rows = (of_rows if ids is None else of_rows[ids])[first_row : first_row + len(part)]
-    torch.mul(of_rows, of_columns[start : start + part.shape[1]], out=part)
+    of_columns = of_columns[start : start + part.shape[1]]
+    torch.mul(of_rows.to(part.device), of_columns.to(part.device), out=part)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,19 @@
 """Traces the steps of a rank, by hooks on the sharded model and by its process group.
 
 Each phase lasts until the next begins. Tracing adds only reads of the clock.
+
+In training, the host launches what a GPU computes long before. Where ranks take turns on one, each
+exchange finds it idle, and what follows would be timed with its launches. So the GPU waits after
+each exchange while the host launches the span up to the next one. Where it did not wait long
+enough, it waits longer in the steps that follow; where the host itself waits for the GPU in a span,
+no wait is long enough, and the launches after it count, as they do in training. How long the host
+takes is kept beside: a step takes no less, and where it takes longer than the GPU, it decides.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +27,7 @@ from autoshard.integration import HotCold
 from autoshard.workload.tasks.links import Collective
 
 _OUTSIDE = -1  # exchanging, or waiting for it
+_LONGER, _LONGEST = 4, 16  # waits of the GPU over the usual one: found in two steps, and 9 ms
 
 
 class Phases:
@@ -26,10 +35,14 @@ class Phases:
 
     Args:
         watch: Stopwatch of the rank's device.
+        holds: Whether the device waits after exchanges until what follows is launched.
     """
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: Stopwatch, holds: bool = False) -> None:
+        self._watch, self.holds = watch, holds
+        self._times: dict[int, int] = {}  # how much longer it waits, by events before
+        self._span = (0, 0.0)  # mark that begins what is being launched, and when that was
+        self._launches: list[_Launch] = []
         self._running = False
         self._phase = trace.DENSE
         self._issued = self._issued_before = 0  # collectives in all steps, and before this one
@@ -39,6 +52,7 @@ class Phases:
 
     def observe(self, model: nn.Module) -> None:
         """Hooks into a sharded model with layers `bottom` and `in_order` as `RehearsedModel`."""
+        self._times = {}
         ops = fbgemm.training_ops()
         operators = (
             ops.SplitTableBatchedEmbeddingBagsCodegen,
@@ -60,16 +74,18 @@ class Phases:
 
     def start(self) -> None:
         """Begins a step."""
-        self._marks, self._begun, self._events = [], [], []
+        self._marks, self._begun, self._events, self._launches = [], [], [], []
         self._issued_before = self._issued
         self._running = True
+        self._hold()
         self.begin(trace.DENSE)
 
     def stop(self) -> Callable[[], TracedStep]:
         """Ends a step; what is returned reads it, for which it waits until the device is done."""
+        self._note_launches()
         self.begin(trace.DENSE)
         self._running = False
-        return partial(_read, self._watch, self._marks, self._begun, self._events)
+        return partial(_read, self._watch, self._marks, self._begun, self._events, self._launches)
 
     def begin(self, phase: int) -> None:
         """Notes that a phase begins."""
@@ -78,6 +94,7 @@ class Phases:
 
     def leave(self) -> None:
         """Notes that the rank stops computing."""
+        self._note_launches()
         self._mark(_OUTSIDE)
 
     def issue(self, moved_bytes: int, over: Collective) -> int:
@@ -93,7 +110,25 @@ class Phases:
         """Notes that the rank goes on computing, after it waited for a collective."""
         if waited is not None and waited >= 0 and self._running:
             self._events.append(Event(waited - self._issued_before, None, self._phase))
+        self._hold()
         self._mark(self._phase)
+
+    def _hold(self) -> None:
+        """Has the device wait for launches, which begin now."""
+        if self.holds and self._running:
+            self._watch.hold(self._times.get(len(self._events), 1))
+            self._span = len(self._marks), time.perf_counter()
+
+    def _note_launches(self) -> None:
+        """Notes how long launches since `_hold` took the host, and whether the device waited."""
+        if not (self.holds and self._running):
+            return
+        first, began = self._span
+        host_ms: float | None = 1e3 * (time.perf_counter() - began)
+        if not self._watch.is_ahead(self._marks[first]):
+            host_ms, gap = None, len(self._events)
+            self._times[gap] = min(_LONGER * self._times.get(gap, 1), _LONGEST)
+        self._launches.append(_Launch(first, len(self._marks), host_ms))
 
     def _mark(self, part: int) -> None:
         if self._running:
@@ -120,11 +155,20 @@ class Phases:
         output.register_hook(self._beginning(trace.REDUCE))
 
 
+class _Launch(NamedTuple):
+    """A span between exchanges: its first and last mark, and the host's ms if they were ahead."""
+
+    first: int
+    last: int
+    host_ms: float | None
+
+
 def _read(
     watch: Stopwatch,
     marks: Sequence[Any],
     begun: Sequence[tuple[int, int, int]],
     events: Sequence[Event],
+    launches: Sequence[_Launch],
 ) -> TracedStep:
     """Returns a step from its marks, and what began at each: part, events so far, phase."""
     compute = np.zeros((len(events) + 1, len(PHASES)))
@@ -142,4 +186,9 @@ def _read(
         sum(wall_ms for wall_ms, _ in passed),
         tuple(exchange),
         max(0.0, 1 - had / ran) if ran else 0.0,
+        # Where launches were not ahead, they are in the time of the device.
+        sum(
+            sum(ms for ms, _ in passed[first:last]) if host_ms is None else host_ms
+            for first, last, host_ms in launches
+        ),
     )

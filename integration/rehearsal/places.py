@@ -15,14 +15,22 @@ from autoshard.workload.sizes import format_bytes
 _PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables
 
 
-def places_of_ranks(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
-    """Returns the place of each rank; ranks share devices that are too few, if possible."""
+def places_of_ranks(
+    ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node], at_once: bool = False
+) -> list[Place]:
+    """Returns the place of each rank; ranks share devices that are too few, if possible.
+
+    GPUs are shared by ranks in turns only. They share one: only one rank computes at a time, and
+    Ray gives parts of the same GPU as long as it has enough left.
+    """
     found = backend.places(nodes, ray.get(reports_of(nodes)), ())
-    if not found or ranks > len(found) * backend.max_ranks:
+    are_too_few = ranks > len(found) * backend.max_ranks
+    if not found or (are_too_few and at_once):
         raise UserError(
             f"{ranks} ranks need a {backend.noun} each, and the cluster has {len(found)}: take a "
             "plan for as many devices, or another kind of --devices"
         )
+    found = found[:1] if are_too_few else found
     places = [found[rank % len(found)] for rank in range(ranks)]
     shares = [place.memory_bytes // places.count(place) - _PROCESS_BYTES for place in places]
     if backend.is_shared and min(shares) <= 0:
@@ -40,7 +48,7 @@ def places_of_ranks(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node
 def check_plan(
     plan: ShardingPlan, task: ShardingTask, places: Sequence[Place], backend: DeviceBackend
 ) -> None:
-    """Raises PlanError unless a plan fits; ranks that share a machine share its memory.
+    """Raises PlanError unless a plan fits; ranks that share a machine, or a GPU, share its memory.
 
     Args:
         plan: The plan.
@@ -48,25 +56,24 @@ def check_plan(
         places: Place of each rank.
         backend: Of the devices.
     """
-    owners = [place.owner for place in places]
-    _check_nodes(plan, owners)
-    if not backend.is_shared:
-        plan.check(plan.replicas.task(task) if plan.replicas else task)
-        return
+    _check_nodes(plan, [place.owner for place in places])
+    owners = [place.owner if backend.is_shared else str(place.unit) for place in places]
     free = Counter[str]()
-    for place in places:
-        free[place.owner] += place.memory_bytes
+    for owner, place in zip(owners, places, strict=True):
+        free[owner] += place.memory_bytes
     shared = [replace(d, memory_bytes=free[o]) for d, o in zip(task.devices, owners, strict=True)]
     on_owners = replace(task, devices=tuple(shared))
     plan.check(plan.replicas.task(on_owners) if plan.replicas else on_owners)
     needed = Counter[str]()
     for owner, size in zip(owners, rank_bytes(plan, task), strict=True):
         needed[owner] += size
+    what = "machine" if backend.is_shared else backend.noun
     for owner, size in needed.items():
         if size > free[owner]:
             raise PlanError(
-                f"the plan needs {format_bytes(size)} on one machine, whose ranks have "
-                f"{format_bytes(free[owner])} together"
+                f"the plan needs {format_bytes(size)} on one {what}, whose ranks have "
+                f"{format_bytes(free[owner])} together: take tables of {free[owner] / size:.2f} "
+                f"times the rows, or more {what}s"
             )
 
 

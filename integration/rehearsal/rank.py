@@ -40,9 +40,14 @@ class RehearsalRank:
         self._rank, self._ranks = rank, ranks
         self._backend, self._claims = backend, claims
         backend.bind(place)
+        self._name = backend.name_of(place)
         self._trainings: dict[str, Any] = {}
         self._turns: Any = None
         self._drawn_for: Any = None
+
+    def device_name(self) -> str:
+        """Returns the name of the device that it got."""
+        return self._name
 
     def free_bytes(self) -> int:
         """Returns the memory that the device has left."""
@@ -77,9 +82,15 @@ class RehearsalRank:
         self._watch = self._backend.stopwatch(
             flush=in_turns and clears_caches, references=references
         )
-        self._phases = Phases(self._watch)
+        self._phases = Phases(self._watch, holds=in_turns and not self._backend.is_shared)
         if in_turns:
-            self._turns = Turns(store, rank, ranks, lambda: self._watch.clear_cache(math.inf))
+            self._turns = Turns(
+                store,
+                rank,
+                ranks,
+                lambda: self._watch.clear_cache(math.inf),
+                self._backend.synchronize,
+            )
 
         def group(options: Any, _: Any) -> RecordedGroup:
             own, size = options.group_rank, options.group_size
@@ -182,6 +193,7 @@ class RehearsalRank:
         gc.unfreeze()
         del self._trainings[name]
         gc.collect()
+        self._backend.flush(0)  # of GPUs: other ranks on it may need more for the next model
 
     def peak_bytes(self) -> int:
         """Returns the peak memory of this process: of the GPU, or of the machine."""

@@ -56,7 +56,8 @@ class RankGroup:
         ranks: Number of ranks.
         kind: Kind of devices.
         in_turns: Whether ranks compute in turns, one at a time; by default they do on cores of one
-            machine, which slow each other down even where each rank has its own.
+            machine, which slow each other down even where each rank has its own, and on one GPU if
+            there are fewer than ranks.
         loop: Loop of training: `plain`, or `pipelined` by TorchRec's `TrainPipelineSparseDist`.
         clears_caches: Whether ranks in turns find caches cleared, as other ranks of their own would
             not share theirs. Where no time counts, training is faster without.
@@ -80,11 +81,12 @@ class RankGroup:
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.loop = loop
-        self.places = places_of_ranks(ranks, self.backend, nodes)
+        self.places = places_of_ranks(ranks, self.backend, nodes, in_turns is False)
         if self.backend.num_gpus:
             _take_over()
         on_one_machine = len({place.owner for place in self.places}) == 1
-        by_default = self.backend.is_shared and on_one_machine and ranks > 1
+        are_beside = self.backend.is_shared or len({place.unit for place in self.places}) < ranks
+        by_default = are_beside and on_one_machine and ranks > 1
         self.in_turns = by_default if in_turns is None else in_turns
         self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
         self._actors: list[Any] = []
@@ -94,6 +96,7 @@ class RankGroup:
             self._wait_until_started()
             host, port = self._ask_first("open_rendezvous")
             self._all("join", host, port, self.in_turns, clears_caches)
+            self._learn_memory()
             self.hardware, self._versions = self._ask_first("make")
         except BaseException:
             self.close()
@@ -257,13 +260,15 @@ class RankGroup:
         self._actors = []
 
     def _start(self, rank: int, place: Place) -> Any:
-        actor: Any = ray.remote(**self.backend.ray_options(place))(self.rank_type)
-        first = place.unit not in [other.unit for other in self.places[:rank]]
+        units = [other.unit for other in self.places]
+        options = self.backend.ray_options(place, units.count(place.unit))
+        actor: Any = ray.remote(**options)(self.rank_type)
+        first = place.unit not in units[:rank]
         return actor.remote(rank, len(self.places), self.backend, place, first)
 
     def _wait_until_started(self) -> None:
-        """Waits until all ranks have their devices, and learns their memory where those know it."""
-        calls = [actor.free_bytes.remote() for actor in self._actors]
+        """Waits until all ranks have their devices."""
+        calls = [actor.device_name.remote() for actor in self._actors]
         limit_s = _START_S if self.backend.num_gpus else None  # nobody else can hold a core
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=limit_s)
         if waiting:
@@ -273,9 +278,19 @@ class RankGroup:
                 f"{_START_S:.0f} s: {left:g} are free in the Ray cluster (ray list actors --detail "
                 "shows who holds them): let others end, then try again"
             )
-        free = self._ask(calls)
+        units, names = {place.unit for place in self.places}, {*self._ask(calls)}
+        if self.backend.num_gpus and len(units) == 1 < len(names):
+            raise RankError(
+                f"Ray gave the ranks parts of {', '.join(sorted(names))}, and ranks in turns need "
+                f"one {self.backend.noun}: let others that use a part of one end, then try again"
+            )
+
+    def _learn_memory(self) -> None:
+        """Learns the memory of ranks from devices that know it: what is left, in equal shares."""
+        free = self._all("free_bytes")  # now all have their libraries there
+        units = [place.unit for place in self.places]
         self.places = [
-            replace(place, memory_bytes=place.memory_bytes or number)
+            replace(place, memory_bytes=place.memory_bytes or number // units.count(place.unit))
             for place, number in zip(self.places, free, strict=True)
         ]
 

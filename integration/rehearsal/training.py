@@ -168,6 +168,8 @@ class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has 
         # With `HotCold`, lookups are told apart before they are distributed.
         super().__init__(*arguments, execute_all_batches=True, pipeline_postproc=True)
         self._phases = phases
+        if phases.holds:  # what another stream would overlap is composed
+            self._memcpy_stream = self._data_dist_stream = None
 
     def start_sparse_data_dist(self, *arguments: Any) -> None:
         """Begins to distribute the lookups of the next batch."""

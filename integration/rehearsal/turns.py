@@ -4,8 +4,9 @@ Ranks pass a token around in their order. Who has it computes until it needs wha
 what it sends itself to its shared memory, and passes the token on; when the token is back, all
 ranks have got that far, and everything that they sent can be read. So a rank computes with the
 machine to itself, the others wait without using a core, and no thread of a network library runs
-beside it. Exchanges move bytes as they would between machines; how long that takes is priced by a
-link (`composition`).
+beside it. Tensors of a GPU that ranks share go through the host's memory, and a rank passes the
+token on when the GPU has done all of its work. Exchanges move bytes as they would between machines;
+how long that takes is priced by a link (`composition`).
 """
 
 import array
@@ -67,10 +68,19 @@ class Turns:
         ranks: Number of ranks.
         prepare: Called when the rank gets the token after others computed for long, before it reads
             what it received: clears what they left in the cache.
+        finish: Returns when the device has done all work of this rank; called before it passes the
+            token on.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, prepare: Callable[[], object]) -> None:
-        self.rank, self.ranks, self._prepare = rank, ranks, prepare
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: int,
+        prepare: Callable[[], object],
+        finish: Callable[[], object],
+    ) -> None:
+        self.rank, self.ranks, self._prepare, self._finish = rank, ranks, prepare, finish
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")  # the system chooses an abstract name, which leaves no file
         store.set(f"turns{rank}", self._socket.getsockname())
@@ -144,7 +154,10 @@ class Turns:
         sent = self._sent[number, rank]
         first = sum(sent.splits[: self.rank])
         size = torch.empty((), dtype=sent.dtype).element_size()
-        _transfer(os.preadv, self._files[rank], _bytes_of(output), sent.offset + first * size)
+        host = output if output.is_cpu else torch.empty_like(output, device="cpu")
+        _transfer(os.preadv, self._files[rank], _bytes_of(host), sent.offset + first * size)
+        if host is not output:
+            output.copy_(host)
 
     def forget(self, number: int) -> None:
         """Notes that this rank has read a collective."""
@@ -154,6 +167,7 @@ class Turns:
 
     def _pass_on(self) -> None:
         """Passes the token on, with what each rank has issued since it last had it."""
+        self._finish()
         self._token[self.rank] = self._own
         self._sent.update({(number, self.rank): sent for number, sent in self._own.items()})
         self._own = {}
@@ -183,7 +197,7 @@ class Turns:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
-    array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    array: Any = tensor.detach().view(-1).view(torch.uint8).cpu().numpy()
     return memoryview(array)
 
 

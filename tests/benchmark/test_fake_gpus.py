@@ -6,6 +6,7 @@ What is real: Ray's assignment, actors, the pool, the store, TorchRec over gloo.
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from commands import wait_until
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends.base import DeviceBackend
+from autoshard.benchmark.backends.cpu import CpuBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
 from autoshard.benchmark.pool import devices
 from autoshard.benchmark.pool.fleet import PoolError
@@ -40,6 +42,8 @@ FREE_BYTES = 2**30
 
 
 def fake(kind: str) -> DeviceBackend:
+    if kind == "cpu":
+        return CpuBackend()
     runtime = simulated_gpu.SimulatedRuntime((9.0, 1.0, 2.0, 1.0, 3.0), FREE_BYTES)
     return CudaBackend(runtime)  # type: ignore[arg-type]
 
@@ -150,7 +154,55 @@ def test_ranks_do_not_wait_for_ever_for_gpus_that_others_hold(
         RankGroup(GPUS, "cuda")
     ray.kill(other)
     with pytest.raises(UserError, match="3 ranks need a GPU each, and the cluster has 2"):
+        RankGroup(GPUS + 1, "cuda", in_turns=False)
+
+
+def test_more_ranks_than_gpus_take_turns_on_one(no_pool: None) -> None:
+    """They learn what ranks in turns on cores learn."""
+    ranks, batch_size = GPUS + 1, 66
+    task = replace(task_of(ranks), batch_size=batch_size)
+    plan = ShardingPlan.table_wise(task, [0, 1, 2, 1])
+    losses = {}
+    for kind in ("cuda", "cpu"):
+        with closing(RankGroup(ranks, kind)) as group:  # type: ignore[arg-type]
+            assert group.in_turns
+            group.prepare("", task, plan)
+            found = group.train("", 3)
+            losses[kind] = found.losses
+            if kind == "cpu":
+                assert found.launch_ms == 0
+                break
+            memory = [device.memory_bytes for device in group.devices()]
+            assert memory == [FREE_BYTES // ranks] * ranks
+            assert {place.name for place in group.places} == {group.places[0].name}
+            (made,) = found.rounds
+            assert made.launch_ms > 0
+            # Rank 1 may have more than its share, but not all ranks together more than the GPU.
+            rows = FREE_BYTES // (ranks * 64 * 4)
+            large = tuple(EmbeddingTable(f"large{n}", rows, 64, 1.0) for n in range(ranks))
+            wide = replace(task, tables=large)
+            with pytest.raises(
+                PlanError, match=r"on one GPU, whose ranks have 1,024\.000 MiB together"
+            ):
+                group.prepare("large", wide, ShardingPlan.table_wise(wide, [0, 1, 1]))
+    assert losses["cuda"] == losses["cpu"]
+
+
+def test_ranks_in_turns_are_not_spread_over_gpus_that_others_use_in_part(no_pool: None) -> None:
+    """Ray fills up the GPU with the least room, which here is too little for all ranks."""
+
+    @ray.remote(num_cpus=0, num_gpus=0.6)
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    other = Trainer.remote()
+    assert ray.get(other.ready.remote())
+    with pytest.raises(
+        RankError, match=r"parts of gpu-\w+@.*, gpu-\w+@.*, and ranks in turns need"
+    ):
         RankGroup(GPUS + 1, "cuda")
+    ray.kill(other)
 
 
 def test_a_gpu_that_disappears_costs_no_shard(
