@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ray import tune
-
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 from autoshard.cost_model import load_model
 from autoshard.experiments.console import cli
@@ -19,7 +17,7 @@ from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
 from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import default_point, search_space
-from autoshard.experiments.sweeps.trial import PolicyTask, PolicyTrial
+from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import (
     TRIALS,
     TrialOutcome,
@@ -27,6 +25,7 @@ from autoshard.experiments.sweeps.tuning import (
     finished,
     make_scheduler,
     run_trials,
+    trainable,
 )
 from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking import runs
@@ -35,7 +34,7 @@ from autoshard.experiments.tracking.storage import Storage, absolute
 from autoshard.experiments.training.measuring import check_hardware
 from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
-from autoshard.workload import UserError, documents, load_tables
+from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 2)
 _DOCUMENT = "sweep.json"
@@ -73,13 +72,8 @@ def _swept(
 ) -> dict[str, Any]:
     """Runs the sweep, and returns its result."""
     # 2. Shared by all trials: tables by part, the cost model, the store of measurements.
-    store = _store(config, storage)
-    tables = load_tables(config.tables)
-    parts = split_tables(config.tables, tables)
-    training = replace(config, store=store).training()
-    model = training.priced_for_tasks(load_model(config.cost_model))
-    open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
-    task = PolicyTask(training.priced_by(model), parts, model, store)
+    tables, task = _shared(config, storage)
+    model, store = task.model, task.store
     space = search_space(population_based=config.scheduler == "pbt")
     tags = {
         "tables": short_name(config.tables),
@@ -121,10 +115,7 @@ def _swept(
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
         logged = MLflowTrials(run, scheduler, resumed, look_at_pool)
         stack.callback(logged.close)
-        trainable = tune.with_parameters(PolicyTrial, task=task)
-        trials, ended = run_trials(
-            trainable, config, space, scheduler, logged, storage, resumed, budget
-        )
+        trials, ended = run_trials(task, config, space, scheduler, logged, storage, resumed, budget)
         if not ended:
             raise KeyboardInterrupt(f"continue with --resume --storage {config.storage}")
         outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
@@ -159,6 +150,26 @@ def _swept(
         }
         _keep_document(storage, {**kept, "result": result})
         return result
+
+
+def _shared(
+    config: TuneShardConfig, storage: Storage
+) -> tuple[tuple[EmbeddingTable, ...], PolicyTask]:
+    """Returns the tables, and the parts of a training that all trials share."""
+    store = _store(config, storage)
+    tables = load_tables(config.tables)
+    parts = split_tables(config.tables, tables)
+    training = replace(config, store=store).training()
+    model = training.priced_for_tasks(load_model(config.cost_model))
+    open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
+    return tables, PolicyTask(training.priced_by(model), parts, model, store)
+
+
+def trainable_of(storage: str) -> Any:
+    """Returns the trainable of the sweep in a storage, as `ray.tune.Tuner.restore` requires it."""
+    folder = Storage(absolute(storage))
+    config, _, _ = _resumed(TuneShardConfig(resume=True, storage=folder.uri), folder)
+    return trainable(_shared(config, folder)[1])
 
 
 def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commands import run
 from mlflow import MlflowClient
+from ray.tune import ExperimentAnalysis, Tuner
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
@@ -25,7 +26,7 @@ from autoshard.experiments.sweeps.search_space import (
     within,
 )
 from autoshard.experiments.sweeps.tuning import make_scheduler, make_search
-from autoshard.experiments.tune_shard import main
+from autoshard.experiments.tune_shard import main, trainable_of
 from autoshard.sharders import load_policy
 from autoshard.workload import UserError
 
@@ -114,6 +115,14 @@ def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
     assert json.loads((swept / "again.json").read_text()) == before
     versions = MlflowClient(f"sqlite:///{swept}/mlflow.db").search_model_versions()
     assert [version.version for version in versions] == [1]
+
+
+def test_tunes_users_open_a_sweep(swept: Path) -> None:
+    told, trials = json.loads((swept / "sweep.json").read_text()), str(swept / "sweep" / "trials")
+    scores = sorted(trial["score"] for trial in told["trials"])
+    assert sorted(ExperimentAnalysis(trials).results_df["score"]) == pytest.approx(scores)
+    results = Tuner.restore(trials, trainable_of(str(swept / "sweep"))).get_results()
+    assert results.get_best_result().metrics["score"] == told["best"]["score"]
 
 
 def test_population_based_training_measures_on_the_one_pool(
