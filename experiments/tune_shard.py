@@ -14,7 +14,7 @@ from autoshard.cost_model import load_model
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
-from autoshard.experiments.sweeps.config import TuneShardConfig
+from autoshard.experiments.sweeps.config import SWEEP, SWEEP_SCHEMA, TuneShardConfig, read_sweep
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import default_point, search_space
 from autoshard.experiments.sweeps.trial import PolicyTask
@@ -36,8 +36,6 @@ from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 
-SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 2)
-_DOCUMENT = "sweep.json"
 _MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # when it is resumed
 
 
@@ -54,7 +52,7 @@ def main(config: TuneShardConfig) -> None:
         config = config.with_absolute_paths()
         config.check()
         storage, run_id, result = Storage(config.storage), None, None
-        if storage.has(_DOCUMENT) and not config.force:
+        if storage.has(SWEEP) and not config.force:
             raise UserError(
                 f"{config.storage}: holds a sweep: continue with --resume, replace it with "
                 "--force, or name another folder"
@@ -103,7 +101,7 @@ def _swept(
             _keep_document(storage, kept)
         stack.enter_context(ray_cluster())
         started = time.monotonic()
-        check_nodes(storage, _DOCUMENT)
+        check_nodes(storage, SWEEP)
         look_at_pool = _pool_started(stack, task, storage)
 
         # 4. All trials.
@@ -203,23 +201,17 @@ def _resumed(
     config: TuneShardConfig, storage: Storage
 ) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
     """Returns the sweep's own options, its run in MLflow, and its result once it is finished."""
-    document = storage.read_json(_DOCUMENT)
-    if document is None:
-        raise UserError(f"{storage.uri}: holds no sweep to resume")
-    with documents.naming(f"{storage.uri}/{_DOCUMENT}"), documents.fields_of("sweep"):
-        SWEEP_SCHEMA.check(document)
-        before = TuneShardConfig.from_json(document["settings"])
-        run_id = str(document["mlflow_run"])
+    before, run_id, result = read_sweep(storage)
     resumed = replace(
         before.resumed(config, _MAY_CHANGE), storage=storage.uri, seconds=config.seconds
     )
     resumed.check()
-    return resumed, run_id, document.get("result")
+    return resumed, run_id, result
 
 
 def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / _DOCUMENT
+        file = Path(folder) / SWEEP
         documents.write(file, SWEEP_SCHEMA.stamp(body))
         storage.keep(file)
 
