@@ -9,17 +9,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ray import tune
-
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 from autoshard.cost_model import load_model
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
-from autoshard.experiments.sweeps.config import TuneShardConfig
+from autoshard.experiments.sweeps.config import SWEEP, SWEEP_SCHEMA, TuneShardConfig, read_sweep
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import default_point, search_space
-from autoshard.experiments.sweeps.trial import PolicyTask, PolicyTrial
+from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import (
     TRIALS,
     TrialOutcome,
@@ -27,6 +25,7 @@ from autoshard.experiments.sweeps.tuning import (
     finished,
     make_scheduler,
     run_trials,
+    trainable,
 )
 from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking import runs
@@ -35,10 +34,8 @@ from autoshard.experiments.tracking.storage import Storage, absolute
 from autoshard.experiments.training.measuring import check_hardware
 from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
-from autoshard.workload import UserError, documents, load_tables
+from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 
-SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 2)
-_DOCUMENT = "sweep.json"
 _MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # when it is resumed
 
 
@@ -55,7 +52,7 @@ def main(config: TuneShardConfig) -> None:
         config = config.with_absolute_paths()
         config.check()
         storage, run_id, result = Storage(config.storage), None, None
-        if storage.has(_DOCUMENT) and not config.force:
+        if storage.has(SWEEP) and not config.force:
             raise UserError(
                 f"{config.storage}: holds a sweep: continue with --resume, replace it with "
                 "--force, or name another folder"
@@ -73,13 +70,8 @@ def _swept(
 ) -> dict[str, Any]:
     """Runs the sweep, and returns its result."""
     # 2. Shared by all trials: tables by part, the cost model, the store of measurements.
-    store = _store(config, storage)
-    tables = load_tables(config.tables)
-    parts = split_tables(config.tables, tables)
-    training = replace(config, store=store).training()
-    model = training.priced_for_tasks(load_model(config.cost_model))
-    open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
-    task = PolicyTask(training.priced_by(model), parts, model, store)
+    tables, task = _shared(config, storage)
+    model, store = task.model, task.store
     space = search_space(population_based=config.scheduler == "pbt")
     tags = {
         "tables": short_name(config.tables),
@@ -109,7 +101,7 @@ def _swept(
             _keep_document(storage, kept)
         stack.enter_context(ray_cluster())
         started = time.monotonic()
-        check_nodes(storage, _DOCUMENT)
+        check_nodes(storage, SWEEP)
         look_at_pool = _pool_started(stack, task, storage)
 
         # 4. All trials.
@@ -121,10 +113,7 @@ def _swept(
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
         logged = MLflowTrials(run, scheduler, resumed, look_at_pool)
         stack.callback(logged.close)
-        trainable = tune.with_parameters(PolicyTrial, task=task)
-        trials, ended = run_trials(
-            trainable, config, space, scheduler, logged, storage, resumed, budget
-        )
+        trials, ended = run_trials(task, config, space, scheduler, logged, storage, resumed, budget)
         if not ended:
             raise KeyboardInterrupt(f"continue with --resume --storage {config.storage}")
         outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
@@ -161,6 +150,26 @@ def _swept(
         return result
 
 
+def _shared(
+    config: TuneShardConfig, storage: Storage
+) -> tuple[tuple[EmbeddingTable, ...], PolicyTask]:
+    """Returns the tables, and the parts of a training that all trials share."""
+    store = _store(config, storage)
+    tables = load_tables(config.tables)
+    parts = split_tables(config.tables, tables)
+    training = replace(config, store=store).training()
+    model = training.priced_for_tasks(load_model(config.cost_model))
+    open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
+    return tables, PolicyTask(training.priced_by(model), parts, model, store)
+
+
+def trainable_of(storage: str) -> Any:
+    """Returns the trainable of the sweep in a storage, as `ray.tune.Tuner.restore` requires it."""
+    folder = Storage(absolute(storage))
+    config, _, _ = _resumed(TuneShardConfig(resume=True, storage=folder.uri), folder)
+    return trainable(_shared(config, folder)[1])
+
+
 def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Callable[[], None]:
     """Starts the pool if trials measure; returns a function to keep its store and print notices."""
     if not task.config.measures:
@@ -192,23 +201,17 @@ def _resumed(
     config: TuneShardConfig, storage: Storage
 ) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
     """Returns the sweep's own options, its run in MLflow, and its result once it is finished."""
-    document = storage.read_json(_DOCUMENT)
-    if document is None:
-        raise UserError(f"{storage.uri}: holds no sweep to resume")
-    with documents.naming(f"{storage.uri}/{_DOCUMENT}"), documents.fields_of("sweep"):
-        SWEEP_SCHEMA.check(document)
-        before = TuneShardConfig.from_json(document["settings"])
-        run_id = str(document["mlflow_run"])
+    before, run_id, result = read_sweep(storage)
     resumed = replace(
         before.resumed(config, _MAY_CHANGE), storage=storage.uri, seconds=config.seconds
     )
     resumed.check()
-    return resumed, run_id, document.get("result")
+    return resumed, run_id, result
 
 
 def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / _DOCUMENT
+        file = Path(folder) / SWEEP
         documents.write(file, SWEEP_SCHEMA.stamp(body))
         storage.keep(file)
 

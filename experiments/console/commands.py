@@ -20,6 +20,7 @@ _MODULES = (
     "train_cost_model",
     "ppo_shard",
     "tune_shard",
+    "analyze_sweep",
     "plan_world",
     "diff_plans",
     "check_drift",

@@ -1,18 +1,20 @@
 """The configuration of a sweep: options of tune_shard.py, stored with the sweep."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.options import RewardName, TrainingOptions
-from autoshard.workload import UserError
+from autoshard.workload import UserError, documents
 from autoshard.workload.bounds import check_bounds
 
 SchedulerName = Literal["asha", "pbt", "none"]
 SearchName = Literal["optuna", "random"]
 
+SWEEP, SWEEP_SCHEMA = "sweep.json", documents.Schema("autoshard.sweep", 2)  # in the storage
 _MAX_SEED = 2**32 - 1
 
 
@@ -77,3 +79,14 @@ class TuneShardConfig(TrainingOptions):
             iterations=self.max_iterations,
             max_devices=max(PPOShardConfig.max_devices, max_devices),
         )
+
+
+def read_sweep(storage: Storage) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
+    """Returns a sweep's options, its run in MLflow, and its result once it is finished."""
+    document = storage.read_json(SWEEP)
+    if document is None:
+        raise UserError(f"{storage.uri}: holds no sweep: name the --storage of tune_shard.py")
+    with documents.naming(f"{storage.uri}/{SWEEP}"), documents.fields_of("sweep"):
+        SWEEP_SCHEMA.check(document)
+        config = TuneShardConfig.from_json(document["settings"])
+        return config, str(document["mlflow_run"]), document.get("result")

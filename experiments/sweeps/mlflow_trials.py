@@ -48,6 +48,11 @@ class MLflowTrials(LoggerCallback):
         self._open: dict[str, TrackedRun] = {}
         self.train_seconds = 0.0  # seconds of all trials, in this process
         self.at_once = 0  # maximum number of concurrent trials
+        self.trials: list[Trial] = []  # all trials, when the sweep has ended
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what `Tuner.restore` makes the callback of: without calls every minute."""
+        return MLflowTrials, (self._run, self._scheduler)
 
     def run_of(self, trial: Trial) -> TrackedRun:
         """Returns the trial's run in MLflow, which stays the same after a resume."""
@@ -66,6 +71,10 @@ class MLflowTrials(LoggerCallback):
         if time.monotonic() - self._latest > _OFTEN_SECONDS:
             self._latest = time.monotonic()
             self._often()
+
+    def on_experiment_end(self, trials: list[Trial], **_info: Any) -> None:
+        """Keeps the trials. Called also after Ctrl-C."""
+        self.trials = trials
 
     def log_trial_start(self, trial: Trial) -> None:
         """Marks the trial's run as running. Called when it starts or restarts."""

@@ -10,7 +10,14 @@ from typing import Any
 import pyarrow.fs
 import ray
 from ray import tune
-from ray.tune import CheckpointConfig, CLIReporter, ResumeConfig
+from ray.tune import (
+    CheckpointConfig,
+    CLIReporter,
+    FailureConfig,
+    ResumeConfig,
+    RunConfig,
+    TuneConfig,
+)
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
@@ -26,7 +33,7 @@ from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.sweeps.config import SearchName, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import Space, Value, default_point, mutations, within
-from autoshard.experiments.sweeps.trial import SCORE, SECONDS
+from autoshard.experiments.sweeps.trial import SCORE, SECONDS, PolicyTask, PolicyTrial
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import UserError
 
@@ -117,8 +124,15 @@ def make_search(
     )
 
 
+def trainable(task: PolicyTask) -> Any:
+    """Returns the trainable of a sweep, which `Tuner.restore` requires."""
+    return tune.with_resources(
+        tune.with_parameters(PolicyTrial, task=task), {"CPU": _CPUS_PER_TRIAL}
+    )
+
+
 def run_trials(
-    trainable: Any,
+    task: PolicyTask,
     config: TuneShardConfig,
     space: Space,
     scheduler: TrialScheduler,
@@ -141,40 +155,49 @@ def run_trials(
     filesystem = None
     if not storage.is_local:
         filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
-    resumed: Any = ResumeConfig.ResumeType.RESUME
     search = make_search(config.search_name, space, config.seed, config.at_once)
-    analysis = tune.run(
-        tune.with_resources(trainable, {"CPU": _CPUS_PER_TRIAL}),
-        name=TRIALS,
-        metric=SCORE,
-        mode="min",
+    # Written to the storage as tuner.pkl, from which `Tuner.restore` of Tune's users goes on.
+    tuner = tune.Tuner(
+        trainable(task),
         # Optuna has the space already.
-        config=dict(space) if isinstance(search, BasicVariantGenerator) else None,
-        num_samples=config.num_samples,
-        time_budget_s=budget.left_s() if budget.is_limited else None,
-        storage_path=storage.root,
-        storage_filesystem=filesystem,
-        search_alg=search,
-        scheduler=scheduler,
-        checkpoint_config=CheckpointConfig(
-            num_to_keep=_KEPT, checkpoint_frequency=config.check_every, checkpoint_at_end=True
+        param_space=dict(space) if isinstance(search, BasicVariantGenerator) else None,
+        tune_config=TuneConfig(
+            metric=SCORE,
+            mode="min",
+            num_samples=config.num_samples,
+            time_budget_s=budget.left_s() if budget.is_limited else None,
+            search_alg=search,
+            scheduler=scheduler,
+            reuse_actors=True,
         ),
-        verbose=1,
-        progress_reporter=CLIReporter(
-            metric_columns=_COLUMNS,
-            parameter_columns=list(space),
-            max_report_frequency=_REPORT_SECONDS,
-            print_intermediate_tables=True,
+        run_config=RunConfig(
+            name=TRIALS,
+            storage_path=storage.root,
+            storage_filesystem=filesystem,
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=_KEPT, checkpoint_frequency=config.check_every, checkpoint_at_end=True
+            ),
+            failure_config=FailureConfig(max_failures=_FAILURES),
+            callbacks=[callback],
+            verbose=1,
+            progress_reporter=CLIReporter(
+                metric_columns=_COLUMNS,
+                parameter_columns=list(space),
+                max_report_frequency=_REPORT_SECONDS,
+                print_intermediate_tables=True,
+            ),
         ),
-        max_failures=_FAILURES,
-        resume_config=ResumeConfig(errored=resumed, unfinished=resumed) if resume else None,
-        reuse_actors=True,
-        raise_on_failed_trial=False,
-        callbacks=[callback],
     )
+    if resume:
+        # `Tuner.restore` would take the time limit and a copy of the callback from tuner.pkl.
+        again = ResumeConfig.ResumeType.RESUME
+        tuner._local_tuner._tuner_kwargs["resume_config"] = ResumeConfig(
+            unfinished=again, errored=again
+        )
+    tuner.fit()
     # At the time limit, some trials have not begun.
     trials = [
-        t for t in analysis.trials if SCORE in (t.last_result or {}) or t.status == Trial.ERROR
+        t for t in callback.trials if SCORE in (t.last_result or {}) or t.status == Trial.ERROR
     ]
     # After Ctrl-C, Tune reports all trials as terminated.
     ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]

@@ -77,6 +77,16 @@ class TrackedRun:
     def __init__(self, client: Any, run_id: str, experiment: str) -> None:
         self._client, self.run_id, self._experiment = client, run_id, experiment
 
+    @classmethod
+    def at(cls, uri: str, run_id: str, experiment: str) -> "TrackedRun":
+        """Returns the run at a tracking URI, on any machine that can reach it."""
+        from mlflow import MlflowClient
+
+        return cls(MlflowClient(uri), run_id, experiment)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.at, (self._client.tracking_uri, self.run_id, self._experiment)
+
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Logs finite metrics, as points of curves if a step is given."""
         self._log_points([(name, step or 0, value) for name, value in values.items()])

@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commands import PATIENCE, Watched, run
 from mlflow import MlflowClient
 from ray._private.state import actors
+from ray.tune import Tuner
 from trainings import SWEPT
 
 from autoshard.experiments.tracking.storage import Storage
+from autoshard.experiments.tune_shard import trainable_of
 from autoshard.sharders import load_policy
 
 SWEEP = (
@@ -36,7 +39,8 @@ def trials_of(uri: str) -> dict[str, Any]:
     }
 
 
-def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_tune", [False, True], ids=["resume", "Tuner.restore"])
+def test_a_sweep_that_is_killed_goes_on(by_tune: bool, cluster: object, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     options = f"{SWEEP} --num-samples 4 --max-iterations 8 --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
@@ -51,6 +55,10 @@ def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None
     before = trials_of(uri)
     finished = {name for name, (run, _) in before.items() if run.info.status == "FINISHED"}
     assert len(finished) >= 2
+    if by_tune:  # as its users do; the command has the winner left to test
+        trainable = trainable_of(str(tmp_path / "sweep"))
+        tuned = Tuner.restore(str(states), trainable, resume_errored=True).fit()
+        assert (len(tuned), tuned.num_terminated) == (4, 4)
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert [trial["status"] for trial in told["trials"]] == ["finished"] * 4

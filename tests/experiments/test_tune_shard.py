@@ -1,6 +1,7 @@
 """Sweeps as a user runs them: real trials in Ray actors, real PPO, a real store."""
 
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from commands import run
 from mlflow import MlflowClient
+from ray.tune import ExperimentAnalysis, Tuner
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
@@ -25,7 +27,7 @@ from autoshard.experiments.sweeps.search_space import (
     within,
 )
 from autoshard.experiments.sweeps.tuning import make_scheduler, make_search
-from autoshard.experiments.tune_shard import main
+from autoshard.experiments.tune_shard import main, trainable_of
 from autoshard.sharders import load_policy
 from autoshard.workload import UserError
 
@@ -116,6 +118,52 @@ def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
     assert [version.version for version in versions] == [1]
 
 
+def test_tunes_users_open_a_sweep(swept: Path) -> None:
+    told, trials = json.loads((swept / "sweep.json").read_text()), str(swept / "sweep" / "trials")
+    scores = sorted(trial["score"] for trial in told["trials"])
+    assert sorted(ExperimentAnalysis(trials).results_df["score"]) == pytest.approx(scores)
+    results = Tuner.restore(trials, trainable_of(str(swept / "sweep"))).get_results()
+    assert results.get_best_result().metrics["score"] == told["best"]["score"]
+
+
+def test_what_mattered_in_a_sweep(swept: Path) -> None:
+    """Only the learning rate does."""
+    search = make_search("optuna", SPACE, seed=0, at_once=None)
+    points = [search.suggest(str(n)) for n in range(40)]  # type: ignore[union-attr]
+    scores = [4 + math.log10(point["learning_rate"]) for point in points]
+    document = json.loads((swept / "sweep" / "sweep.json").read_text())
+    document["result"]["trials"] = [
+        {"values": point, "score": score, "status": "finished"}
+        for point, score in zip(points, scores, strict=True)
+    ]
+    document["result"]["trials"].append({"values": {}, "score": None, "status": "failed"})
+    (swept / "many").mkdir()
+    (swept / "many" / "sweep.json").write_text(json.dumps(document))
+    done = run("analyze_sweep.py", "--storage many --out pictures --json mattered.json", swept)
+    assert re.search(r"40 trials:\n.*\n *learning_rate +0\.[6-9]", done.stdout)
+    found = json.loads((swept / "mattered.json").read_text())["hyperparameters"]
+    assert found.keys() == SPACE.keys()
+    low, high = found["learning_rate"]["interval"]
+    assert 0.5 < low <= high <= 1
+    (sweep,) = runs_of(swept, "tune_shard")
+    value = found["learning_rate"]["importance"]
+    assert sweep.data.metrics["importance/learning_rate"] == pytest.approx(value)
+    client = MlflowClient(f"sqlite:///{swept}/mlflow.db")
+    logged = {item.path for item in client.list_artifacts(sweep.info.run_id, "importance")}
+    assert logged == {"importance/importance.png", "importance/slices.png"}
+
+
+def test_a_sweep_without_enough_trials_is_not_analyzed(swept: Path) -> None:
+    done = run("analyze_sweep.py", "--storage sweep", swept, code=2)
+    assert re.search(r"3 finished trials, \d different scores: importances need 10", done.stderr)
+    document = json.loads((swept / "sweep" / "sweep.json").read_text())
+    (swept / "unfinished").mkdir()
+    (swept / "unfinished" / "sweep.json").write_text(json.dumps({**document, "result": None}))
+    done = run("analyze_sweep.py", "--storage unfinished", swept, code=2)
+    assert "the sweep is not finished: continue with tune_shard.py --resume" in done.stderr
+    assert not (swept / "sweep-analysis").exists()
+
+
 def test_population_based_training_measures_on_the_one_pool(
     cluster: object, tmp_path: Path
 ) -> None:
@@ -198,7 +246,7 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
         ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
         ({"tables": "nothing.csv"}, "nothing.csv"),
         ({"num_tables": "many"}, "--num-tables: a whole number or a range"),
-        ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep to resume"),
+        ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep: name"),
         ({"json": Path("full")}, "full: is a folder: name a file for --json"),
         ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
         ({"storage": "s4://x"}, "--storage s4://x: "),
