@@ -85,25 +85,31 @@ def _copy(named: str, uri: str) -> Path:
 
 
 def _downloaded(named: str, uri: str) -> Path:
+    from mlflow import MlflowClient
     from mlflow.artifacts import download_artifacts
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
     from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
+    from mlflow.store.artifact.utils.models import get_model_name_and_version
 
     from autoshard.integration.planning.stores import probe_store
 
     of_run = named.startswith("runs")
     if of_run:
-        source = RunsArtifactRepository.get_underlying_uri(named, uri)
+        name, source = named, RunsArtifactRepository.get_underlying_uri(named, uri)
     else:
-        source = ModelsArtifactRepository.get_underlying_uri(named, uri, uri)
+        client = MlflowClient(uri, uri)
+        model, path = ModelsArtifactRepository.split_models_uri(named)  # type: ignore[no-untyped-call]
+        version = get_model_name_and_version(client, model)  # type: ignore[no-untyped-call]
+        if len(version) < 2:
+            raise UserError("name a version or an alias")
+        name = "-".join((*map(str, version), path))
+        source = f"{client.get_model_version_download_uri(*version)}/{path}".rstrip("/")
     key = hashlib.sha256(f"{uri} {source}".encode()).hexdigest()[:8]
-    target = probe_store().with_name("models") / key / re.sub(r"[^\w.]+", "-", named)
+    target = probe_store().with_name("models") / key / re.sub(r"[^\w.@]+", "-", name).strip("-")
     if of_run or not target.exists():  # a version does not change, a run may
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as place:
-            found = download_artifacts(
-                named, dst_path=f"{place}/copy", tracking_uri=uri, registry_uri=uri
-            )
+            found = download_artifacts(source, dst_path=f"{place}/copy", tracking_uri=uri)
             shutil.rmtree(target, ignore_errors=True)
             Path(found).rename(target)
     return target

@@ -71,14 +71,15 @@ def save_for_mlflow(files: Iterable[Path], folder: Path) -> None:
         (shutil.copytree if file.is_dir() else shutil.copy2)(file, folder / file.name)
     predictor = _load_pyfunc(str(folder))
     kinds = {bool: "boolean", int: "long", float: "double"}
+    anything: Any = AnyType  # it has no types; our reader checks the values
     signature = ModelSignature(
         Schema(
             [
-                ColSpec(AnyType(), "name"),  # pandas may read it as a number
+                ColSpec(anything(), "name"),  # pandas may read it as a number
                 ColSpec("long", "rows"),
                 ColSpec("long", "dim"),
-                ColSpec(AnyType(), "pooling_factor"),  # whole numbers are no doubles to MLflow
-                *(ColSpec(AnyType(), name, required=False) for name in _OPTIONAL),
+                ColSpec(anything(), "pooling_factor"),  # whole numbers are no doubles to MLflow
+                *(ColSpec(anything(), name, required=False) for name in _OPTIONAL),
             ]
         ),
         Schema([ColSpec(kind, name) for name, kind in predictor.columns.items()]),
@@ -105,7 +106,7 @@ def _load_pyfunc(folder: str) -> Predictor:
     is_policy = (where / "policy.json").exists()
     model = load_quietly(cost_model_beside(where) if is_policy else where)
     batches = sorted(model.provenance.batch_sizes)
-    params = {"batch_size": int(batches[len(batches) // 2])}
+    params: dict[str, int | float] = {"batch_size": int(batches[len(batches) // 2])}
     if is_policy:
         placed = {"table": "string", "start": "long", "width": "long", "device": "long"}
         params |= {"num_devices": 2, "memory_gb": 16.0}

@@ -276,7 +276,8 @@ def _system_metrics(run_id: str, uri: str, resumed: bool) -> Iterator[None]:
     """Logs the use of CPUs, memory, GPUs, disk and network each minute, as `system/...`."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    monitor = SystemMetricsMonitor(run_id, _SAMPLE_SECONDS, _SAMPLES, resumed, tracking_uri=uri)
+    make: Any = SystemMetricsMonitor  # it has no types
+    monitor = make(run_id, _SAMPLE_SECONDS, _SAMPLES, resumed, tracking_uri=uri)
     monitor.start()
     try:
         yield
