@@ -37,7 +37,7 @@ from autoshard.experiments.evaluation.task_sets import (
     write_results,
 )
 from autoshard.experiments.tracking import runs
-from autoshard.experiments.tracking.data_sources import short_name, tables_source
+from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.sharders import (
     MEASURE_SECONDS,
     cost_model_beside,
@@ -282,6 +282,8 @@ def main(config: CompareConfig) -> None:
         run.tags({"hardware": hardware, "num_devices": task_set.max_devices})
         source = str(config.tables or config.tasks or config.family)
         run.data(tables_source(source, task_set.tables))
+        if config.measure:
+            run.data(store_source(config.store))
         run.note(line)
         if config.json is not None:
             documents.write(config.json, figures)

@@ -23,7 +23,7 @@ from autoshard.workload import UserError, documents
 
 MAY_CHANGE = (  # when a run is resumed
     "iterations", "num_env_runners", "test_seconds", "tables", "cost_model", "store", "storage",
-    "json", "mlflow_uri",
+    "json", "mlflow_uri", "register",
 )  # fmt: skip
 
 

@@ -91,6 +91,9 @@ class TrainConfig:
     """Seed of the networks' initial weights, and of sampled tasks and shards."""
     force: bool = False
     """Replace the model in --out."""
+    register: str = REGISTERED_AS
+    """Name of the model in MLflow's registry, or NAME@ALIAS, such as autoshard-cost-model@champion:
+    the new version then gets the alias."""
     json: Path | None = None
     """File for the metrics."""
     mlflow_uri: str | None = None
@@ -100,6 +103,7 @@ class TrainConfig:
         """Raises UserError unless the options are valid, and --out is free."""
         check_free(self.out, self.force)
         check_file(self.json, "--json")
+        runs.check_registered(self.register)
         counts = ("rounds", "check_tasks", "budget_shards", "seed")
         check_bounds(self, at_least=dict.fromkeys(counts, 0))
         if self.budget_shards < self.rounds:
@@ -140,13 +144,13 @@ def main(config: TrainConfig) -> None:
             figures = {**figures, "machines_left_out": machine_figures}
         save_model(model, config.out, config.force)
         tags = {"hardware": data.hardware, "versions": data.versions}
-        version = run.register(config.out.iterdir(), REGISTERED_AS, tags)
+        version = run.register(config.out.iterdir(), config.register, tags)
         run.tags(tags)
-        run.data(*(store_source(store) for store in config.store))
+        run.data(*(store_source(store) for store in (*config.store, *config.machines)))
         run.metrics(_numbers(figures))
         if config.json is not None:
             documents.write(config.json, figures)
-    cli.say(f"the model is in {config.out}, and in MLflow as {REGISTERED_AS} version {version}")
+    cli.say(f"the model is in {config.out}, and in MLflow as {config.register} version {version}")
 
 
 def _trained(

@@ -18,3 +18,8 @@ class FieldError(UserError):
 
     def __reduce__(self) -> tuple[type["FieldError"], tuple[str, str]]:
         return FieldError, (self.field, self.problem)
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its type's name."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

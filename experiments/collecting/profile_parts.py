@@ -9,8 +9,8 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from autoshard.experiments.console import cli
 from autoshard.workload import UserError
+from autoshard.workload.errors import reason_of
 from autoshard.workload.profiling.profiler import TableProfiler
 from autoshard.workload.profiling.row_counts import Arrays
 from autoshard.workload.profiling.sources import Source
@@ -84,7 +84,7 @@ def _result(part: Any) -> dict[str, Arrays]:
         raise
     except RayError as error:
         raise UserError(
-            f"a worker of Ray's died each time that it counted a part ({cli.reason_of(error)}): "
+            f"a worker of Ray's died each time that it counted a part ({reason_of(error)}): "
             "give it less --max-gb, or use fewer --workers"
         ) from error
     return found

@@ -68,6 +68,10 @@ def run_command(
         options = _parsed(config)
         if begun_with is not None:
             options = _parsed(config, default=begun_with(options))
+        if re.search("(models|runs):/", str(vars(options))):
+            from autoshard.experiments.console.mlflow_uris import with_copies  # few need it
+
+            options = with_copies(options)
         main(options)
     except UserError as error:
         say_error(str(error))
@@ -138,8 +142,3 @@ def notice(line: str) -> None:
 def say_error(line: str) -> None:
     """Prints a line to standard error as it is, without markup."""
     error_console.print(line, markup=False)
-
-
-def reason_of(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type's name."""
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

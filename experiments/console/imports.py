@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from autoshard.experiments.console.cli import reason_of
 from autoshard.workload import UserError
+from autoshard.workload.errors import reason_of
 
 if TYPE_CHECKING:
     from autoshard.integration import ModelTables

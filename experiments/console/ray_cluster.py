@@ -17,6 +17,7 @@ from autoshard import benchmark  # its pool is loaded only where something is me
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.experiments.console import cli
 from autoshard.workload import UserError
+from autoshard.workload.errors import reason_of
 
 _ANSWER_SECONDS = 5.0
 
@@ -42,16 +43,14 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
     except (ConnectionError, ValueError) as error:
         given = os.environ.get("RAY_ADDRESS")
         where = f"RAY_ADDRESS={given}" if given else "this machine"
-        raise UserError(
-            f"no Ray cluster can be joined at {where}: {cli.reason_of(error)}"
-        ) from error
+        raise UserError(f"no Ray cluster can be joined at {where}: {reason_of(error)}") from error
     joined = ray.get_runtime_context().gcs_address
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) or not _is_lost(joined, error):
             raise
-        reason = cli.reason_of(error).partition(". ")[0]  # Ray adds what to read
+        reason = reason_of(error).partition(". ")[0]  # Ray adds what to read
         raise UserError(
             f"the Ray cluster at {joined} was lost ({reason}): start it, and run again, with "
             "--resume to continue a training or a sweep"

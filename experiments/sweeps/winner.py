@@ -51,7 +51,7 @@ def keep_winner(
         figures = _test(task, kept, run)
         RunFolder(kept["winner"]).mirror(storage.within("winner"))
         tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
-        version = run.register(policy_files(kept["winner"]), runs.POLICIES, tags, ALIAS)
+        version = run.register(policy_files(kept["winner"]), f"{runs.POLICIES}@{ALIAS}", tags)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.say(f"  {name:<32} {value:.4f}")
     cli.say(

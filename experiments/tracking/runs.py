@@ -3,7 +3,7 @@
 All runs are in the experiment `autoshard`. They can be found by:
 
 - tags `kind` (ppo_shard, tune_shard, trial, collect_costs, train_cost_model, compare), `tables`,
-  `hardware`, `num_devices`, `git_commit`, `host`, `torch`, `fbgemm`, `ray`;
+  `hardware`, `num_devices`, `git_commit`, `host`, `autoshard`, `torch`, `fbgemm`, `ray`;
 - datasets: tables (context `tables`) and stores (context `measurements`) that were used;
 - `mlflow.parentRunId`: the sweep that a trial belongs to.
 """
@@ -13,11 +13,10 @@ import getpass
 import hashlib
 import importlib.metadata
 import json
-import logging
 import math
 import os
 import platform
-import socket
+import re
 import sys
 import tempfile
 import time
@@ -25,25 +24,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from autoshard.experiments.console.checkout import git_commit
-from autoshard.experiments.console.cli import reason_of
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.mlflow_uris import absolute_uri, check_reachable
 from autoshard.experiments.tracking.data_sources import short_name
 from autoshard.workload import ShardingPlan, UserError
+from autoshard.workload.errors import reason_of
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
     from autoshard.benchmark import PlanCost
 
-DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
 POLICIES, COST_MODELS = "autoshard-policy", "autoshard-cost-model"  # in the registry
-_ANSWER_SECONDS = 5.0
 # Options about where results go, which would be noise where runs are compared.
-_HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
+_HOUSEKEEPING = frozenset(
+    ("out", "json", "store", "storage", "resume", "force", "mlflow_uri", "register")
+)
+_REGISTERED = re.compile(r"[^/:@%.\s][^/:@%]*(@(?!latest$|[vV]\d+$)[\w-]+)?")
+_SAMPLE_SECONDS, _SAMPLES = 20, 3  # the use of the machine: a mean each minute
 _OWN_TAGS = ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")  # not inherited
 VIEW = "results"  # the UI's saved view: ...#/experiments/ID/runs?viewStateShareKey=results
 _COLUMNS = {
@@ -57,18 +58,19 @@ _COLUMNS = {
     "params.`seed`": 60,
     "attributes.`Dataset`": 230,
 }  # widths of columns
-_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
-_VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
+_VERSIONS = {
+    "autoshard": "autoshard",
+    "torch": "torch",
+    "ray": "ray",
+    "fbgemm": "fbgemm-gpu",
+    "fbgemm_cpu": "fbgemm-gpu-cpu",
+}
 
 
-def absolute_uri(requested: str | None) -> str:
-    """Returns the requested URI, else MLFLOW_TRACKING_URI, else a SQLite file in this folder.
-
-    The result does not depend on the current folder.
-    """
-    uri = requested or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    prefix = "sqlite:///"
-    return prefix + str(Path(uri.removeprefix(prefix)).resolve()) if uri.startswith(prefix) else uri
+def check_registered(named: str | None) -> None:
+    """Raises UserError unless a model can be registered as `NAME` or `NAME@ALIAS`."""
+    if named is not None and not _REGISTERED.fullmatch(named):
+        raise UserError(f"--register {named}: write NAME or NAME@ALIAS, as in my-model@champion")
 
 
 class TrackedRun:
@@ -128,9 +130,12 @@ class TrackedRun:
             raise UserError(f"MLflow cannot store {path.name}: {reason_of(error)}") from error
 
     def model(self, files: Iterable[Path], name: str) -> None:
-        """Logs files, and folders of files, as the folder of a model."""
-        for path in files:
-            self.artifact(path, f"{name}/{path.name}" if path.is_dir() else name)
+        """Logs the files of a cost model or a policy as a model of MLflow."""
+        from autoshard.experiments.tracking.mlflow_models import save_for_mlflow
+
+        with tempfile.TemporaryDirectory() as place:
+            save_for_mlflow(files, Path(place) / name)
+            self.artifact(Path(place) / name, name)
 
     def plan(self, name: str, plan: ShardingPlan, cost: "PlanCost") -> None:
         """Logs a plan as JSON and as a picture of its devices' costs, under `plans/`."""
@@ -141,17 +146,28 @@ class TrackedRun:
             self.artifact(Path(place), "plans")
 
     def register(
-        self, files: Iterable[Path], name: str, tags: Mapping[str, str], alias: str | None = None
+        self, files: Iterable[Path], named: str, tags: Mapping[str, str], folder: str | None = None
     ) -> str:
-        """Logs files and registers them as the next version of a model; returns the version."""
+        """Logs a model and registers it as the next version of `NAME`, or `NAME@ALIAS`.
+
+        Args:
+            files: Files of a cost model or a policy.
+            named: Name in the registry, and the alias that the version gets.
+            tags: Tags of the version.
+            folder: Folder among the artifacts of the run. Default: the name.
+
+        Returns:
+            The version.
+        """
         from mlflow.exceptions import MlflowException
 
-        self.model(files, name)
+        name, _, alias = named.partition("@")
+        self.model(files, folder or name)
         with suppress(MlflowException):  # it is registered already
             self._client.create_registered_model(name)
-        source = f"{self._client.get_run(self.run_id).info.artifact_uri}/{name}"
+        source = f"{self._client.get_run(self.run_id).info.artifact_uri}/{folder or name}"
         version = self._client.create_model_version(name, source, self.run_id, tags=dict(tags))
-        if alias is not None:
+        if alias:
             self._client.set_registered_model_alias(name, alias, version.version)
         return str(version.version)
 
@@ -229,7 +245,8 @@ def tracked_run(
     ) as error:  # fmt: skip
         raise UserError(f"MLflow cannot be used at {where}: {reason_of(error)}") from error
     try:
-        yield run
+        with _system_metrics(run.run_id, where, run_id is not None):
+            yield run
         run.end()
     except BaseException as error:
         with suppress(Exception):  # MLflow may not answer
@@ -243,10 +260,7 @@ def tracked_run(
 def _begun(
     kind: str, name: str, parameters: Mapping[str, Any], where: str, run_id: str | None
 ) -> TrackedRun:
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for logger in ("alembic", "mlflow"):
-        logging.getLogger(logger).setLevel(logging.WARNING)
-    _check_reachable(where)
+    check_reachable(where)
     from mlflow import MlflowClient
 
     with _alone(where):
@@ -267,14 +281,18 @@ def _begun(
     return run
 
 
-def _check_reachable(uri: str) -> None:
-    """Raises OSError or UserError where MLflow would retry for minutes without output."""
-    if uri.startswith("sqlite:///"):
-        check_file(Path(uri.removeprefix("sqlite:///")), "MLflow")
-    parts = urlsplit(uri)
-    port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
-    if parts.hostname and port:
-        socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
+@contextmanager
+def _system_metrics(run_id: str, uri: str, resumed: bool) -> Iterator[None]:
+    """Logs the use of CPUs, memory, GPUs, disk and network each minute, as `system/...`."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    make: Any = SystemMetricsMonitor  # it has no types
+    monitor = make(run_id, _SAMPLE_SECONDS, _SAMPLES, resumed, tracking_uri=uri)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
 
 
 def _is_there(client: Any, run_id: str) -> bool:

@@ -12,8 +12,8 @@ import fsspec
 
 from autoshard.benchmark import MeasurementStore, export_parquet, import_parquet
 from autoshard.benchmark.store.parquet import exchanges_path
-from autoshard.experiments.console.cli import reason_of
 from autoshard.workload import UserError, documents
+from autoshard.workload.errors import reason_of
 
 _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 

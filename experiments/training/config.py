@@ -13,6 +13,7 @@ from autoshard.envs.task_families import Choice, read_choices, tables_of, task_s
 from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.tracking.runs import check_registered
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
@@ -112,6 +113,9 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     used if --reward is estimated and --collect is 0."""
     out: Path = Path("runs/autoshard")
     """Folder of the run."""
+    register: str | None = None
+    """Name of the policy in MLflow's registry, or NAME@ALIAS, such as autoshard-policy@champion:
+    the new version then gets the alias. Default: it is only among the artifacts of the run."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
@@ -128,6 +132,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
                 f"--reward {self.reward} measures plans already: leave out --collect {self.collect}"
             )
         check_file(self.json, "--json")
+        check_registered(self.register)
         if self.task_sampler().max_devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:

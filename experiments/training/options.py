@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.experiments.tracking.runs import absolute_uri
+from autoshard.experiments.console.mlflow_uris import absolute_uri
 from autoshard.experiments.tracking.storage import absolute
 from autoshard.workload import UserError
 

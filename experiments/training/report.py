@@ -133,7 +133,12 @@ class TrainingReport:
             plan = outcomes[name][0].plan
             if plan is not None:
                 self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
-        self._run.model(policy_files(folder), "policy")
+        if (named := training.config.register) is None:
+            self._run.model(policy_files(folder), "policy")
+        else:
+            tags = {"hardware": model.provenance.hardware}
+            version = self._run.register(policy_files(folder), named, tags, "policy")
+            cli.say(f"the policy is in MLflow as {named} version {version}")
         self._run.artifact(training.folder.checkpoint(), "checkpoint")
         if self._lines:
             self._run.metrics(

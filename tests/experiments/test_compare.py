@@ -214,6 +214,9 @@ def test_mlflow_holds_all_of_it(estimated: tuple[Path, str]) -> None:
 
 def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     folder, said = measured_run
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (logged,) = client.search_runs(["1"])
+    assert len(logged.inputs.dataset_inputs) == 2  # tables, and measurements
     figures = figures_of(folder)
     assert figures["measured"] is True
     assert "estimated" not in said.splitlines()[-1]

@@ -43,6 +43,7 @@ def trained(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with real measurements among the rewards, from a folder of its own."""
     folder = tmp_path_factory.mktemp("ppo")
     options = "--reward mixed --measured-share 0.9 --iterations 4 --out run --json result.json"
+    options += " --register my-policy@champion"
     tested = TINY.replace("--test-seconds 0", "--test-seconds 6")
     done = run("ppo_shard.py", f"{tested} {options}", folder)
     (folder / "stdout").write_text(done.stdout)
@@ -109,6 +110,10 @@ def test_mlflow_has_curves_checks_plans_and_the_policy(trained: Path) -> None:
     assert {"plans/policy.png", "plans/policy.plan.json"} <= plans
     kept = {item.path for item in client.list_artifacts(found.info.run_id, "policy")}
     assert {"policy/policy.json", "policy/policy.safetensors", "policy/cost_model"} <= kept
+    version = client.get_model_version_by_alias("my-policy", "champion")
+    assert version.tags["hardware"].startswith("cpu: ")  # of the model that learned meanwhile
+    served = mlflow.pyfunc.load_model("models:/my-policy@champion")
+    assert set(served.predict(served.input_example)["table"]) == {"ads", "users"}
 
 
 def test_ppo_learns_from_scratch_what_balances(

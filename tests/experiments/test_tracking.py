@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from commands import PATIENCE, empty_mlflow
 from mlflow import MlflowClient
 
+from autoshard.cost_model.models.checkpoint import PRETRAINED
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import tables_source
 from autoshard.workload import EmbeddingTable, UserError
@@ -42,7 +44,16 @@ def test_runs_are_found_by_what_users_ask_for(uri: str, tables: tuple[EmbeddingT
     )[0]
     assert best.data.metrics == {"test/policy": 0.7}
     assert best.inputs.dataset_inputs[0].dataset.name == "my_tables.csv"
-    assert {"torch", "fbgemm", "ray", "host", "python", "kind"} <= best.data.tags.keys()
+    assert {
+        "autoshard",
+        "torch",
+        "fbgemm",
+        "ray",
+        "host",
+        "python",
+        "kind",
+        "git_commit",
+    } <= best.data.tags.keys()
     assert len(found(uri, "dataset.name = 'my_tables.csv'")) == 3
 
 
@@ -68,14 +79,31 @@ def test_a_parent_has_children_that_go_on(uri: str) -> None:
     assert {run.data.tags["kind"] for run in children} == {"trial"}
 
 
-def test_models_are_versions_with_an_alias(uri: str, tmp_path: Path) -> None:
-    file = tmp_path / "policy.json"
-    file.write_text("{}")
+def test_models_are_versions_with_an_alias(uri: str) -> None:
+    files = [*(PRETRAINED / "cpu").iterdir()]
     for expected in ("1", "2"):
         with runs.tracked_run("tune_shard", "sweep", {}, uri) as run:
-            assert run.register([file], "some-policy", {"score": "0.9"}, "winner") == expected
-    version = MlflowClient(uri).get_model_version_by_alias("some-policy", "winner")
+            assert run.register(files, "some-model@winner", {"score": "0.9"}) == expected
+    version = MlflowClient(uri).get_model_version_by_alias("some-model", "winner")
     assert (version.version, version.tags) == (2, {"score": "0.9"})
+
+
+def test_the_use_of_the_machine_is_logged(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each minute, and here each moment; a resumed run goes on with its curves."""
+    client = MlflowClient(uri)
+    with runs.tracked_run("compare", "short", {}, uri) as run:
+        pass
+    assert client.get_run(run.run_id).data.metrics == {}
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    resumed = None
+    for _ in range(2):
+        with runs.tracked_run("compare", "long", {}, uri, resumed) as run:
+            time.sleep(1)
+        resumed = run.run_id
+    for name in ("cpu_utilization_percentage", "system_memory_usage_megabytes"):
+        points = client.get_metric_history(run.run_id, f"system/{name}")
+        assert [point.step for point in points] == [*range(len(points))]
+        assert len(points) >= 2
 
 
 @pytest.mark.parametrize(

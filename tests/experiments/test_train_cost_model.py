@@ -117,6 +117,13 @@ def test_mlflow_holds_all_of_it(folder: Path, figures: dict[str, object]) -> Non
         dst_path=str(folder / "downloaded"),
     )
     assert load_model(copy).provenance == load_model(folder / "model").provenance
+    assert version.aliases == []
+    (stores,) = (one.dataset for one in run.inputs.dataset_inputs)
+    assert stores.name == "costs.db"
+    assert stores.digest
+    served = mlflow.pyfunc.load_model(copy)
+    assert served.metadata.get_params_schema().to_dict()[0]["default"] == 128  # batch_size
+    assert (served.predict(served.input_example)["backward_ms"] > 0).all()
 
 
 def test_a_model_is_calibrated(
