@@ -79,11 +79,12 @@ def main(config: AnalyzeSweepConfig) -> None:
     cli.show([f"importances for the score, {len(trials)} trials:", shown])
 
     config.out.mkdir(parents=True, exist_ok=True)
+    slices: Any = plot_slice(study, target_name="score")  # an axis for each hyperparameter
     pictures = {
         config.out / "importance.png": plot_param_importances(
             study, evaluator=forest, target_name="score"
         ),
-        config.out / "slices.png": plot_slice(study, target_name="score")[0],
+        config.out / "slices.png": slices[0],
     }
     uri = config.mlflow_uri or sweep.mlflow_uri
     with runs.tracked_run("tune_shard", f"analysis of {storage.uri}", {}, uri, run_id) as run:

@@ -190,10 +190,9 @@ def run_trials(
     )
     if resume:
         # `Tuner.restore` would take the time limit and a copy of the callback from tuner.pkl.
-        again = ResumeConfig.ResumeType.RESUME
-        tuner._local_tuner._tuner_kwargs["resume_config"] = ResumeConfig(
-            unfinished=again, errored=again
-        )
+        again: Any = ResumeConfig.ResumeType.RESUME
+        local: Any = tuner._local_tuner
+        local._tuner_kwargs["resume_config"] = ResumeConfig(unfinished=again, errored=again)
     tuner.fit()
     # At the time limit, some trials have not begun.
     trials = [
