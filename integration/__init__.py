@@ -1,15 +1,15 @@
 """TorchRec models and plans, and the door for Python.
 
 Exports `AutoShardPlanner` (in the place of TorchRec's planner), `AutoShardProvider` (for TorchRec's
-planning API), `plan` and `Planned` (a plan in one call), `tables_of` (tables of a model, with
-lookups counted from batches), `to_torchrec` (a plan for `DistributedModelParallel(plan=)`),
-`replica_options` (arguments of `DMPCollection` for a plan with replica groups), `from_torchrec`
-(the plan of a sharded model), `load_state` (weights into a sharded model), `save_checkpoint`,
-`load_checkpoint` and `plan_of_checkpoint` (checkpoints for any plan), `reshard` (another plan while
-a model trains), `with_even_columns` (for loading by TorchRec), `TorchRecSharder` (TorchRec's
-planner as a sharder), `AccessStatistics` (of a profiled table, for TorchRec's caches),
-`memory_constraints` (rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model
-with `HotCold` collections).
+planning API), `plan` and `Planned` (a plan in one call), `plan_for_train` (the plan of a training
+that may restart), `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec`
+(a plan for `DistributedModelParallel(plan=)`), `replica_options` (arguments of `DMPCollection` for
+a plan with replica groups), `from_torchrec` (the plan of a sharded model), `load_state` (weights
+into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint` (checkpoints
+for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for loading by
+TorchRec), `TorchRecSharder` (TorchRec's planner as a sharder), `AccessStatistics` (of a profiled
+table, for TorchRec's caches), `memory_constraints` (rows in slower memory, for TorchRec's planner)
+and `with_hot_rows` (a model with `HotCold` collections).
 
 TorchRec is imported only here, when one of these is used. May import `sharders` and all below;
 inner packages only those below them: `planning` and `rehearsal`, `checkpoints`, `plans`, `models`.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autoshard.integration.checkpoints.resharding import reshard
     from autoshard.integration.checkpoints.states import load_state
     from autoshard.integration.models.tables import ModelTables, tables_of
+    from autoshard.integration.planning.for_train import plan_for_train
     from autoshard.integration.planning.one_call import Planned, plan
     from autoshard.integration.planning.planner import AutoShardPlanner
     from autoshard.integration.planning.provider import AutoShardProvider
@@ -69,6 +70,7 @@ __all__ = [
     "load_state",
     "memory_constraints",
     "plan",
+    "plan_for_train",
     "plan_of_checkpoint",
     "replica_options",
     "reshard",

@@ -32,7 +32,8 @@ def save_checkpoint(folder: Path | str, state: Mapping[str, Any], plan: Sharding
     shard at a time.
 
     Args:
-        folder: New folder, which all ranks see.
+        folder: New folder, which all ranks see; or one of each rank, to be joined afterwards, as
+            `ray.train.report` does.
         state: What to save, such as `{"model": model, "optimizer": optimizer}` with a
             `CombinedOptimizer` of `model.fused_optimizer` and the optimizers of dense layers and
             copies. Objects are saved by their `state_dict`.
