@@ -21,8 +21,8 @@ PAGE = text_of("docs/torchrec.md")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Provides a working folder with the page's code blocks as files."""
-    # tests/e2e/test_ray_train.py runs train_with_ray.
-    names = "drop_in one_call my_model in_python train of_groups train_with_ray back".split()
+    # tests/e2e/test_ray_train.py runs the example with Ray Train.
+    names = ("drop_in", "one_call", "my_model", "in_python", "train", "of_groups", "in_ray", "back")
     blocks = zip(names, python_blocks(PAGE), strict=True)
     for name, code in blocks:
         (tmp_path / f"{name}.py").write_text(code)
