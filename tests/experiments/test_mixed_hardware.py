@@ -21,7 +21,7 @@ CORES = len(physical_cores())
 def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
     said = run("shard.py", f"{GPUS} --hardware h100-80gb:2,l4-24gb:2 --save-task task.json "
                "--memory-gb 24", tmp_path)  # fmt: skip
-    assert re.search(r"device0 +│.*\n.*h100-80gb", said.stdout)
+    assert "│ device0 h100-80gb │" in said.stdout
     task = ShardingTask.load(tmp_path / "task.json")
     assert [device.name for device in task.devices] == [
         "device0 h100-80gb", "device1 h100-80gb", "device2 l4-24gb", "device3 l4-24gb",
