@@ -58,11 +58,11 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_devices: str
     """Numbers of devices, separated by commas, such as 8,16,32."""
-    batch_size: int | None = None
-    """Samples of a batch, all ranks together, for each number of devices. Default: 1024."""
     memory_gb: str | None = None
     """Memory of a device in GB of 2^30 bytes, the same for all. Default: 85 % of what the GPU has
     that --hardware names."""
+    batch_size: int | None = None
+    """Samples of a batch, all ranks together, for each number of devices. Default: 1024."""
     batch_per_device: int | None = None
     """Samples of a batch on each rank, in place of --batch-size: batches grow with the number of
     devices."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, get_args
 
 from scipy.stats import kendalltau, spearmanr
@@ -326,7 +327,7 @@ def page() -> str:
     for (source, name, gpu), some in by_source(every).items():
         prices, values = zip(*((one.price, one.point["value"]) for one in some), strict=True)
         spearman, kendall = spearmanr(prices, values)[0], kendalltau(prices, values)[0]
-        ratio = math.exp(sum(math.log(one.ratio) for one in some) / len(some))
+        ratio = geometric_mean(one.ratio for one in some)
         inside = [one.is_inside for one in some if one.interval]
         share = f"{sum(inside)} of {len(inside)}" if inside else ""
         lines.append(

@@ -1,7 +1,7 @@
 """Data sheets of GPUs, for plans on GPUs that nobody has measured."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoshard.workload import documents
@@ -159,5 +159,5 @@ def read_data_sheet(name: str, path: Path) -> DataSheet:
                         f"the data sheet has no field {field!r}: add {meaning} ({usual} of an H100)"
                     )
             given = {field: document[field] for field in _OPTIONAL if field in document}
-            sheet = DataSheet(name, *(document[field] for field in _FIGURES), **given)
-            return replace(sheet, guesses_host="host_gb_s" not in document)
+            given["guesses_host"] = "host_gb_s" not in document
+            return DataSheet(name, *(document[field] for field in _FIGURES), **given)

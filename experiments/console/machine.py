@@ -114,19 +114,14 @@ class MachineOptions:
         """
         if memory_gb is not None:
             return memory_gb
-        kinds = self.kinds or ((self, 1),)
-        sheets = [(options.data_sheet, count) for options, count in kinds]
-        numbers = [
-            f"{_FOR_TABLES * sheet.memory_gb:g}"
-            for sheet, count in sheets
-            for _ in range(count)
-            if sheet is not None
-        ]
-        if len(numbers) != sum(count for _, count in sheets):
-            raise UserError(
-                "--memory-gb is missing: name the memory of a device in GB, or a GPU as "
-                "--hardware, of which it is known"
-            )
+        numbers = list[str]()
+        for options, devices in self.kinds or ((self, 1),):
+            if (sheet := options.data_sheet) is None:
+                raise UserError(
+                    "--memory-gb is missing: name the memory of a device in GB, or a GPU as "
+                    "--hardware, of which it is known"
+                )
+            numbers += [f"{_FOR_TABLES * sheet.memory_gb:g}"] * devices
         cli.note(
             f"--memory-gb is {', '.join(dict.fromkeys(numbers))}, {_FOR_TABLES:.0%} of what "
             f"{self.hardware} has: name it if your dense part needs more or less"

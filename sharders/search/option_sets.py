@@ -235,14 +235,11 @@ class OptionSets:
     def _of_blocks_ms(self, options: Options) -> float:
         """Returns what devices take on average to exchange outputs of tables by rows."""
         task, columns = self.task, 0.0
-        if (link := task.objective.link) is None:
-            return 0.0
         for table in task.tables:
-            count, ranks = options.get(table.name, COLUMN_WISE).row_blocks, len(task.devices)
+            count = options.get(table.name, COLUMN_WISE).row_blocks
             if count > 1:
-                share = link.block_share(ranks, count) * count / ranks
-                columns += share * table.whole().exchanged_columns
-        return columns * self._exchange_ms
+                columns += task.block_share(count) * count * table.whole().exchanged_columns
+        return columns * self._exchange_ms / len(task.devices)
 
     def _copies(self) -> Iterator[Options]:
         """Yields sets of copies, the largest first; none where copies gain too little."""

@@ -1,4 +1,4 @@
-"""What phases of a rank in turns read on a simulated GPU, against what kernels took."""
+"""Phase times of ranks that take turns on a simulated GPU, beside the times of its kernels."""
 
 import pytest
 from simulated_stream import SimulatedStream

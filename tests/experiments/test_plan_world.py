@@ -122,16 +122,16 @@ def test_on_gpus_by_their_data_sheet_links_differ(
         config, hardware="h100-80gb", probe=True, objective=None, link=None, num_devices="2,8,16",
         memory_gb="8", policy=Path("cpu"), sharder="cost_fused",
     )  # fmt: skip
-    told, beside = outcome(changed), outcome(replace(changed, dense_ms=5))
+    report, beside = outcome(changed), outcome(replace(changed, dense_ms=5))
     two, node, among = links = [
         "337.5 GB/s, 21 us, rings 382.5 GB/s, 35 us",
         "337.5 GB/s, 27 us, rings 382.5 GB/s, 35 us",
         "337.5 GB/s, 27 us, rings 382.5 GB/s, 35 us inside nodes of 8 devices, "
         "45 GB/s, 44 us, rings 45 GB/s, 60 us between them",
     ]
-    assert [world["link"] for world in told["worlds"]] == links
+    assert [world["link"] for world in report["worlds"]] == links
     added = [
-        b["step_ms"] - a["step_ms"] for a, b in zip(told["worlds"], beside["worlds"], strict=True)
+        b["step_ms"] - a["step_ms"] for a, b in zip(report["worlds"], beside["worlds"], strict=True)
     ]
     assert added == pytest.approx([5, 5 / 4, 5 / 8])
     costly = [
@@ -140,7 +140,7 @@ def test_on_gpus_by_their_data_sheet_links_differ(
     ]  # as a CPU's core takes
     with MeasurementStore(config.store) as store:
         store.put(costly)
-    for corrected, before in zip(outcome(changed)["worlds"], told["worlds"], strict=True):
+    for corrected, before in zip(outcome(changed)["worlds"], report["worlds"], strict=True):
         assert corrected["step_ms"] > 5 * before["step_ms"]
     said = " ".join(capsys.readouterr().out.split())
     assert (

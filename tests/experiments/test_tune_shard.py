@@ -119,11 +119,12 @@ def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
 
 
 def test_tunes_users_open_a_sweep(swept: Path) -> None:
-    told, trials = json.loads((swept / "sweep.json").read_text()), str(swept / "sweep" / "trials")
-    scores = sorted(trial["score"] for trial in told["trials"])
+    document = json.loads((swept / "sweep.json").read_text())
+    trials = str(swept / "sweep" / "trials")
+    scores = sorted(trial["score"] for trial in document["trials"])
     assert sorted(ExperimentAnalysis(trials).results_df["score"]) == pytest.approx(scores)
     results = Tuner.restore(trials, trainable_of(str(swept / "sweep"))).get_results()
-    assert results.get_best_result().metrics["score"] == told["best"]["score"]
+    assert results.get_best_result().metrics["score"] == document["best"]["score"]
 
 
 def test_what_mattered_in_a_sweep(swept: Path) -> None:

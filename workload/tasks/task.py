@@ -135,9 +135,14 @@ class ShardingTask:
 
     def row_blocks(self, table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
         """Returns a table in `count` blocks of rows on as many of the devices."""
+        return row_blocks(table, count, self.block_share(count))
+
+    def block_share(self, count: int) -> float:
+        """Returns what exchanging a column of one of `count` blocks of rows takes, over one of a
+        whole table (`links.Network.block_share`).
+        """
         link = self.objective.link
-        share = 1.0 if link is None else link.block_share(len(self.devices), count)
-        return row_blocks(table, count, share)
+        return 1.0 if link is None else link.block_share(len(self.devices), count)
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
         """Returns the rules that name this device."""
