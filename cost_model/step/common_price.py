@@ -147,10 +147,10 @@ class CommonPrice:
         if option.hot_rows is not None:
             found[_COPIES] = float(option.hot_rows > 0)
             found[OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
-        if option.by_columns:
+        on_all = option.row_blocks == self._ranks
+        if option.by_columns or (on_all and not whole.pooled):  # both in plain all-to-alls
             found[_COLUMNS] = 1.0
             return found
-        on_all = option.row_blocks == self._ranks
         found[_ROWS if on_all else _NODE_ROWS] = 1.0
         if not on_all:
             columns = whole.whole().output_width

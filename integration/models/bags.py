@@ -6,17 +6,18 @@ from typing import Any
 
 from torch import nn
 from torchrec.distributed.types import ShardedModule
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
+    EmbeddingCollection,
     EmbeddingCollectionInterface,
 )
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.tables.table import EmbeddingTable
+from autoshard.workload.tables.table import MAX_FEATURES, EmbeddingTable
 
 # Other modules with tables, which DistributedModelParallel shards differently.
 _OTHERS = (
@@ -31,17 +32,20 @@ _HASHED = "hashed ids of "
 
 @dataclass(frozen=True)
 class BagTable:
-    """A table of an EmbeddingBagCollection.
+    """A table of a collection.
 
     Args:
         path: Dotted path of the collection; empty where the model is the collection.
         config: TorchRec's configuration.
         collection: Collection that it belongs to.
+        fused_params: Parameters of the table's sharder. They name the optimizer where
+            apply_optimizer_in_backward named none.
     """
 
     path: str
-    config: EmbeddingBagConfig
-    collection: EmbeddingBagCollection
+    config: EmbeddingBagConfig | EmbeddingConfig
+    collection: EmbeddingBagCollection | EmbeddingCollection
+    fused_params: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +60,11 @@ class BagTable:
     @property
     def weight(self) -> nn.Parameter:
         """Returns the parameter, which may name its optimizer."""
-        weight: nn.Parameter = self.collection.embedding_bags[self.config.name].weight
+        if isinstance(self.collection, EmbeddingCollection):
+            tables = self.collection.embeddings
+        else:
+            tables = self.collection.embedding_bags
+        weight: nn.Parameter = tables[self.config.name].weight
         return weight
 
     def described(self, pooling_factor: float = 1.0, **use: Any) -> EmbeddingTable:
@@ -72,14 +80,17 @@ class BagTable:
                 self.config.num_embeddings,
                 self.config.embedding_dim,
                 pooling_factor,
-                **{
-                    "features": len(self.config.feature_names),
-                    "weighted": bool(self.collection.is_weighted()),
-                    **use,
-                },
+                **{**self._outputs(pooling_factor), **use},
             )
         except FieldError as error:
             raise UserError(f"table {self.name}: {error}") from error
+
+    def _outputs(self, lookups: float) -> dict[str, Any]:
+        """Returns the outputs of a sample with so many lookups: one each where none are pooled."""
+        features = len(self.config.feature_names)
+        if isinstance(self.collection, EmbeddingCollection):
+            return {"features": min(max(features, round(lookups)), MAX_FEATURES), "pooled": False}
+        return {"features": features, "weighted": bool(self.collection.is_weighted())}
 
 
 def hashed_feature(feature: str) -> str:
@@ -97,7 +108,9 @@ def name_of(path: str, table: str) -> str:
     return f"{path}.{table}" if path else table
 
 
-def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
+def bag_tables(
+    model: nn.Module, fused_params: Mapping[str, Any] | None = None
+) -> Mapping[str, BagTable]:
     """Returns the tables of all collections by name, in the order of the model.
 
     UserError names a module whose tables are not supported.
@@ -107,7 +120,7 @@ def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
         check_module(path, module)
         if isinstance(module, EmbeddingBagCollection):
             for config in module.embedding_bag_configs():
-                tables[name_of(path, config.name)] = BagTable(path, config, module)
+                tables[name_of(path, config.name)] = BagTable(path, config, module, fused_params)
     if not tables:
         raise UserError(f"{type(model).__name__} has no EmbeddingBagCollection: nothing to shard")
     return tables

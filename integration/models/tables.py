@@ -54,7 +54,16 @@ def tables_of(
     Raises:
         UserError: A table is not supported.
     """
-    return described(bag_tables(model), batches, world_size, constraints, fused_params)
+    tables = bag_tables(model, fused_params)
+    for table in tables.values():
+        if table.config.pooling is not PoolingType.SUM:
+            # Mean pooling costs more: FBGEMM's operator took 1.4 times as long forward and 1.2
+            # times backward (medians of 12 shards on a CPU; a second sum took 1.07 and 1.02).
+            raise UserError(
+                f"table {table.name} pools by {table.config.pooling.name}: costs are known of "
+                "sums, and those of means differ"
+            )
+    return described(tables, batches, world_size, constraints)
 
 
 def described(
@@ -62,14 +71,13 @@ def described(
     batches: Iterable[Any] | None,
     world_size: int,
     constraints: Mapping[str, ParameterConstraints] | None,
-    fused_params: Mapping[str, Any] | None,
     batch_size: int | None = None,
 ) -> ModelTables:
-    """Returns `tables_of` for given tables.
+    """Returns `tables_of` for given tables, also of other pooling than sums.
 
     `batch_size` is that of a rank, to which the constraints' batch sizes of features relate.
     """
-    operators = {name: operator_of(table, fused_params) for name, table in tables.items()}
+    operators = {name: operator_of(table) for name, table in tables.items()}
     first, operator = next(iter(operators.items()))
     for name, own in operators.items():
         if own != operator:
@@ -77,7 +85,7 @@ def described(
                 f"tables {first} and {name} differ, {operator} and {own}: costs are known where "
                 "all are alike"
             )
-    unnamed = [name for name, table in tables.items() if _named(table, fused_params) is None]
+    unnamed = [name for name, table in tables.items() if _named(table) is None]
     if unnamed:
         warnings.warn(
             f"no optimizer is named for {len(unnamed)} of {len(tables)} tables: row-wise Adagrad "
@@ -89,21 +97,9 @@ def described(
     return ModelTables(tuple(t.described(**use[name]) for name, t in tables.items()), operator)
 
 
-def operator_of(table: BagTable, fused_params: Mapping[str, Any] | None) -> OperatorOptions:
-    """Returns the options of the operator of a table; UserError if there are no costs of it.
-
-    Args:
-        table: The table.
-        fused_params: Parameters of the table's sharder, as for `tables_of`.
-    """
-    if table.config.pooling is not PoolingType.SUM:
-        # Mean pooling costs more: FBGEMM's operator took 1.4 times as long forward and 1.2
-        # times backward (medians of 12 shards on a CPU; a second sum took 1.07 and 1.02).
-        raise UserError(
-            f"table {table.name} pools by {table.config.pooling.name}: costs are known of sums, "
-            "and those of means differ"
-        )
-    return OperatorOptions(_weights(table), _optimizer(table, fused_params))
+def operator_of(table: BagTable) -> OperatorOptions:
+    """Returns the options of the operator of a table; UserError if there are no costs of it."""
+    return OperatorOptions(_weights(table), _optimizer(table))
 
 
 def _use(
@@ -181,8 +177,8 @@ def _weights(table: BagTable) -> Weights:
     return _WEIGHTS[kind]
 
 
-def _optimizer(table: BagTable, fused_params: Mapping[str, Any] | None) -> Optimizer:
-    given = _named(table, fused_params)
+def _optimizer(table: BagTable) -> Optimizer:
+    given = _named(table)
     if given is None:
         return "rowwise_adagrad"
     if given not in _OPTIMIZERS:
@@ -194,7 +190,7 @@ def _optimizer(table: BagTable, fused_params: Mapping[str, Any] | None) -> Optim
     return _OPTIMIZERS[given]
 
 
-def _named(table: BagTable, fused_params: Mapping[str, Any] | None) -> Any:
+def _named(table: BagTable) -> Any:
     """Returns FBGEMM's type of a table's optimizer, or a class that has none; None if unnamed."""
     classes = getattr(table.weight, "_optimizer_classes", [])
     if len(classes) > 1:
@@ -202,9 +198,9 @@ def _named(table: BagTable, fused_params: Mapping[str, Any] | None) -> Any:
     if classes:
         own = getattr(table.weight, "_optimizer_kwargs", [{}])[0]
         return own.get("optimizer") or _as_fused(classes[0]) or classes[0]
-    if fused_params is None:
+    if table.fused_params is None:
         return None
-    return fused_params.get("optimizer", EmbOptimType.EXACT_SGD)  # what fbgemm takes
+    return table.fused_params.get("optimizer", EmbOptimType.EXACT_SGD)  # what fbgemm takes
 
 
 def _as_fused(optimizer: type) -> Any:

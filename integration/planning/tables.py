@@ -14,7 +14,8 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.planner.utils import sharder_name
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from autoshard.integration.models.bags import BagTable, name_of
 from autoshard.integration.models.tables import lookups_by, operator_of
@@ -34,6 +35,9 @@ _PRICED = _ROWS | {
     COPIED,
 }
 
+# Without copies, whose price is that of sums, and columns, which have to be of equal width there.
+_UNPOOLED = {ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value}
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -41,24 +45,24 @@ class ModelOptions:
 
     Args:
         priced: Tables that have a price.
+        approximate: Why the prices of some of these are approximate, by table.
         types: Sharding types that each of these may have.
         options: Any one of TorchRec's options for each of these.
         all_options: All of TorchRec's options of these.
         rules: Rules by which these have no other sharding types.
         operator: Weights and optimizer of these.
-        fused_params: Parameters of their sharder, which name an optimizer.
         uvm: Whether all of these may be in host memory, with caches on their GPUs.
         unpriced: TorchRec's options of all other tables.
         reasons: Why these have no price, by table.
     """
 
     priced: Mapping[str, BagTable]
+    approximate: Mapping[str, str]
     types: Mapping[str, frozenset[str]]
     options: Mapping[str, ShardingOption]
     all_options: Sequence[ShardingOption]
     rules: tuple[Rule, ...]
     operator: OperatorOptions
-    fused_params: Mapping[str, Any] | None
     uvm: bool
     unpriced: Sequence[ShardingOption]
     reasons: Mapping[str, str]
@@ -72,6 +76,7 @@ class _Table:
     types: set[str] = field(default_factory=set)
     table: BagTable | None = None
     operator: OperatorOptions | None = None
+    approximate: str | None = None  # why its price is
     limits: list[Limit] = field(default_factory=list)
     own_cache: bool = False  # its constraints describe one
 
@@ -102,38 +107,43 @@ def model_options(
         each.options.append(option)
         if option.compute_kernel == (DENSE if option.sharding_type == COPIED else FUSED):
             each.types.add(option.sharding_type)
-    sharder = getattr(enumerator, "sharder_map", {}).get(sharder_name(EmbeddingBagCollection))
-    fused_params = None if sharder is None else sharder.fused_params
-    # TorchRec offers rows for GPUs alone, though ranks on CPUs train by them, too.
+    sharders = getattr(enumerator, "sharder_map", {})
     on_cpu = topology.compute_device == "cpu"
-    more = _ROWS if on_cpu and type(sharder) is EmbeddingBagCollectionSharder else set()
     configs, reasons = _Configs(), dict[str, str]()
     for name, each in found.items():
         given = constraints.get(each.options[0].name)
         kernels = None if given is None else given.compute_kernels
-        if (given is None or not given.sharding_types) and (not kernels or FUSED in kernels):
-            each.types |= more
+        module = each.options[0].module[1]
+        sharder = sharders.get(sharder_name(type(module)))
+        is_free = (given is None or not given.sharding_types) and (not kernels or FUSED in kernels)
+        # TorchRec offers rows for GPUs alone, though ranks on CPUs train by them, too.
+        if is_free and on_cpu and type(sharder) is EmbeddingBagCollectionSharder:
+            each.types |= _ROWS
         each.own_cache = given is not None and given.cache_params is not None
         try:
+            fused_params = getattr(sharder, "fused_params", None)
             _examine(each, configs, given, fused_params, topology, batch_size)
             if each.limits == [("copied", ())] and not copies_have_price:
                 reasons[name] = "it may be copied alone, and copies have no price"
         except UserError as error:
             reasons[name] = str(error)
     examined = {name: each for name, each in found.items() if name not in reasons}
-    common = _most_common(examined.values())
+    exact = [each for each in examined.values() if each.approximate is None]
+    common = _most_common(exact)
     for name, each in examined.items():
-        if each.operator != common:
+        if not exact:
+            reasons[name] = str(each.approximate)
+        elif each.operator != common:
             reasons[name] = f"its operator is {each.operator}, that of most others {common}"
     kept = {name: each for name, each in found.items() if name not in reasons}
     return ModelOptions(
         {name: each.table for name, each in kept.items() if each.table is not None},
+        {name: each.approximate for name, each in kept.items() if each.approximate is not None},
         {name: frozenset(each.types & _PRICED) for name, each in kept.items()},
         {name: each.options[0] for name, each in kept.items()},
         [option for each in kept.values() for option in each.options],
         grouped_rules({name: each.limits for name, each in kept.items()}),
         common,
-        fused_params,
         all(_may_be_in_host_memory(each) for each in kept.values()),
         [option for name in reasons for option in found[name].options],
         reasons,
@@ -151,11 +161,15 @@ class _Configs:
     def __init__(self) -> None:
         self._known = dict[int, dict[str, Any]]()
 
-    def of(self, collection: EmbeddingBagCollection, table: str) -> Any:
+    def of(self, collection: EmbeddingBagCollection | EmbeddingCollection, table: str) -> Any:
         """Returns the configuration of a table of the collection."""
         known = self._known.get(id(collection))
         if known is None:
-            known = {config.name: config for config in collection.embedding_bag_configs()}
+            if isinstance(collection, EmbeddingCollection):
+                configs = collection.embedding_configs()
+            else:
+                configs = collection.embedding_bag_configs()
+            known = {config.name: config for config in configs}
             self._known[id(collection)] = known
         return known[table]
 
@@ -170,9 +184,14 @@ def _examine(
 ) -> None:
     """Finds operator and limits of a table; UserError if it has no price."""
     path, collection = each.options[0].module
-    if not isinstance(collection, EmbeddingBagCollection):
+    if not isinstance(collection, EmbeddingBagCollection | EmbeddingCollection):
         raise UserError(f"it is in a {type(collection).__name__}")
-    table = BagTable(path, configs.of(collection, each.options[0].name), collection)
+    table = BagTable(path, configs.of(collection, each.options[0].name), collection, fused_params)
+    if isinstance(collection, EmbeddingCollection):
+        each.approximate = "its lookups are not pooled"
+        each.types &= _UNPOOLED
+    elif table.config.pooling is not PoolingType.SUM:
+        each.approximate = f"it pools by {table.config.pooling.name.lower()}"
     if getattr(table.config, "use_virtual_table", False) or (
         constraint is not None and (constraint.use_virtual_table or constraint.key_value_params)
     ):
@@ -181,7 +200,7 @@ def _examine(
         raise UserError(f"it has more than {MAX_COLUMNS:,} columns")
     # Its dim may be odd, and lookups may be those of other features.
     table.described(**({} if constraint is None else lookups_by(table, constraint, batch_size)))
-    operator = operator_of(table, fused_params)
+    operator = operator_of(table)
     types, rows = frozenset(each.types & _PRICED), table.config.num_embeddings
     limits = limits_of(types, rows, topology.world_size, constraint) if types else None
     if limits is None:

@@ -68,6 +68,19 @@ def test_the_price_of_options_is_that_of_the_plan(name: str, link: str) -> None:
         )
 
 
+def test_rows_whose_lookups_are_not_pooled_are_exchanged_as_columns_are() -> None:
+    task = ShardingTask(
+        (*TABLES, replace(TABLES[0], name="history", features=10, pooled=False)),
+        Device.uniform(4, 10**12), BATCH, objective=Objective("step"),
+    )  # fmt: skip
+    oracle = EstimatedCosts(load_model("cpu").for_objective(task.objective, 4), BATCH)
+    price = CommonPrice(oracle.model.counted_overhead, task)
+    rows = ShardingOption(row_blocks=4)
+    assert price.loads("history", rows).tolist() == price.loads("history", COLUMN_WISE).tolist()
+    name = TABLES[0].name
+    assert price.loads(name, rows).tolist() != price.loads(name, COLUMN_WISE).tolist()
+
+
 def test_blocks_of_rows_have_the_devices_of_the_plan() -> None:
     task = ShardingTask(tuple(TABLES), Device.uniform(4, 10**12), BATCH)
     table, option = TABLES[0], ShardingOption(row_blocks=4)

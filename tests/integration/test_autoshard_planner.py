@@ -264,13 +264,13 @@ def trained(learned: nn.Module, optimizer: torch.optim.Optimizer, samples: range
     return losses
 
 
-def mixed_losses() -> tuple[list[float], list[str], Any]:
+def mixed_losses(rules: dict[str, Any] | None) -> tuple[list[float], list[str], Any]:
     """Losses of a rank of two, notes of the planner, and the plan as text."""
     whole = Mixed("cpu")
     weights = {name: weight.clone() for name, weight in whole.state_dict().items()}
     for collection in (whole.bags, whole.other, whole.halves, whole.history):
         _apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
-    planner = AutoShardPlanner(topology(), 4, cost_model=MODEL)  # the only name that changes
+    planner = AutoShardPlanner(topology(), 4, cost_model=MODEL, rules=rules)
     plan = planner.collective_plan(whole, get_default_sharders())
     sharded = DistributedModelParallel(whole, device=torch.device("cpu"), plan=plan)
     load_state(sharded, weights)
@@ -280,19 +280,32 @@ def mixed_losses() -> tuple[list[float], list[str], Any]:
     return trained(sharded, sgd, range(4 * rank, 4 * rank + 4)), planner.notes, str(plan)
 
 
-def test_a_model_trains_of_which_parts_have_no_price() -> None:
-    (first, notes, plan), (second, none, same) = run_forked(2, mixed_losses)
+@pytest.mark.parametrize("type_of_history", ["table_wise", "row_wise"])
+def test_a_model_trains_of_which_parts_have_no_price(type_of_history: str) -> None:
+    rules = {"tables": {"history.*": {"ways": [type_of_history]}}}
+    (first, notes, plan), (second, none, same) = run_forked(2, mixed_losses, rules)
     whole = Mixed("cpu")
     alone = trained(whole, torch.optim.SGD(whole.parameters(), lr=0.1), range(8))
     both = [(one + two) / 2 for one, two in zip(first, second, strict=True)]
     assert both == pytest.approx(alone, rel=2e-3)  # one table is in half precision
     assert plan == same  # on all ranks, though one of them made it
+    assert (type_of_history == "row_wise") == ("row_wise" in plan.partition("history")[2])
     assert not none
     (note,) = [each for each in notes if "TorchRec's planner" in each]
-    assert "history.seen: it is in a EmbeddingCollection" in note
-    assert "bags.mean: table bags.mean pools by MEAN" in note
     assert "halves.h: its operator is fp16 with sgd, that of most others fp32 with sgd" in note
+    (approximate,) = [each for each in notes if "approximate" in each]
+    assert "history.seen: its lookups are not pooled" in approximate
+    assert "bags.mean: it pools by mean" in approximate
     assert any("costs are known of fp32 with rowwise_adagrad" in each for each in notes)
+
+
+def test_columns_of_unpooled_tables_are_planned_by_torchrec() -> None:  # all of one width there
+    known = {"seen": ParameterConstraints(sharding_types=["column_wise"])}
+    planner = AutoShardPlanner(topology(), 4, cost_model=MODEL, constraints=known)
+    assert types_of(planner.plan(Mixed(), get_default_sharders()), "seen", "history") == (
+        "column_wise"
+    )
+    assert any("history.seen: it may be column_wise in fused" in each for each in planner.notes)
 
 
 def types_of(made: Any, table: str = "a", path: str = "bags") -> str:

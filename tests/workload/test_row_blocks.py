@@ -98,6 +98,14 @@ def test_a_block_is_a_table_of_its_own_for_those_who_place_and_price(plan: Shard
     assert lookups == pytest.approx(sum(table.pooling_factor for table in TABLES))
 
 
+def test_blocks_have_all_pooled_outputs_and_their_share_of_others() -> None:
+    pooled = EmbeddingTable("t", 4096, 16, 10.0, features=10)
+    of_sums = row_blocks(pooled, 4, exchange_share=0.5)
+    assert {(each.features, each.exchange_share) for each in of_sums} == {(10, 0.5)}
+    of_lookups = row_blocks(replace(pooled, pooled=False), 4, exchange_share=0.5)
+    assert {(each.features, each.exchange_share) for each in of_lookups} == {(3, 1.0)}
+
+
 def test_blocks_have_the_lookups_that_fall_into_them() -> None:
     rows = 4096
     assert block_rows(rows) == 4

@@ -47,7 +47,8 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
         lengths = _LENGTH_BYTES * table.features * placement.row_blocks  # to each block
         inputs = batch * (_ID_BYTES * table.pooling_factor + lengths)
         yield Traffic("ids and lengths", inputs * near, inputs * far)
-        sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * table.features
+        outputs = table.outputs_of_block(placement.row_blocks)
+        sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * outputs
         if placement.row_blocks == 1:
             yield Traffic("pooled outputs and gradients", sums * near, sums * far)
         elif placement.row_blocks == ranks:

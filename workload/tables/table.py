@@ -67,6 +67,8 @@ class EmbeddingTable:
         exchange_share: What an exchange of its outputs takes, over that of a whole table as wide:
             blocks of rows are summed up on the way (`links.Network.block_share`). It is a property
             of a plan, and no part of files.
+        pooled: Whether a feature's lookups are pooled to one output. Where they are not, `features`
+            is the number of a sample's outputs, and costs are approximate. It is no part of files.
         cached_rows: Rows that a cache in the device's memory has room for, if the weights are in
             host memory; None if they are in the device's. Likewise a property of a plan.
     """
@@ -83,6 +85,7 @@ class EmbeddingTable:
     weighted: bool = False
     access: RowAccess | None = field(default=None, compare=False, repr=False)
     exchange_share: float = 1.0
+    pooled: bool = True
     cached_rows: int | None = None
 
     def __post_init__(self) -> None:
@@ -135,6 +138,14 @@ class EmbeddingTable:
             unusual.append({"cached_rows": self.cached_rows})
         return digest([self.rows, self.pooling_factor, reuse, trace, *unusual])
 
+    def outputs_of_block(self, count: int) -> float:
+        """Returns the outputs of a sample that one of `count` blocks of rows has.
+
+        Each block has a partial sum of every pooled output, and an output of its own lookups alone
+        where they are not pooled.
+        """
+        return self.features if self.pooled else self.features / count
+
     @property
     def _is_unusual(self) -> bool:
         return self.features > 1 or self.weighted
@@ -180,7 +191,8 @@ class EmbeddingTable:
         return EmbeddingTable(**fields)
 
 
-_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - {"exchange_share", "cached_rows"}
+_NOT_IN_FILES = {"exchange_share", "pooled", "cached_rows"}
+_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - _NOT_IN_FILES
 
 
 @dataclass(frozen=True)
@@ -331,9 +343,10 @@ def _blocks(
                 rows=last - first,
                 cached_rows=_cached_of(table, last - first),
                 pooling_factor=table.pooling_factor * share,
+                features=math.ceil(table.outputs_of_block(count)),
                 trace=None,
                 access=None,
-                exchange_share=exchange_share,
+                exchange_share=exchange_share if table.pooled else 1.0,
             )
         )
     return tuple(found)
