@@ -10,6 +10,7 @@ from autoshard.workload.tasks.links import AnyLink, Link, Network
 
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
+FOR_TABLES = 0.85  # of a GPU's memory: TorchRec's planner leaves as much for the rest by default
 # What NCCL makes of links, by published all-reduces of 8 A100, H100 and H200 and of two nodes
 # and all-to-alls of H100, GB200, GB300 and MI355X (tests/published_points.py).
 _ALL_TO_ALL_SHARE, _RING_SHARE = 0.75, 0.85  # inside a node
@@ -74,6 +75,11 @@ class DataSheet:
     def is_of(self, hardware: str) -> bool:
         """Returns whether hardware with this fingerprint is such a GPU."""
         return _is_gpu(self.name, hardware)
+
+    @property
+    def for_tables_gb(self) -> float:
+        """Returns the memory that is for tables by default, in GB as torch counts them (2^30)."""
+        return FOR_TABLES * self.memory_gb
 
     @property
     def host_ms_of_byte(self) -> float:

@@ -20,11 +20,10 @@ from autoshard.cost_model.hardware import (
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.bounds import MAX_DEVICES
-from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet
+from autoshard.workload.data_sheets import DATA_SHEETS, FOR_TABLES, DataSheet
 from autoshard.workload.tasks.links import slowest_of
 
 _COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
-_FOR_TABLES = 0.85  # of a GPU's memory: TorchRec's planner leaves as much for the rest by default
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
@@ -121,9 +120,9 @@ class MachineOptions:
                     "--memory-gb is missing: name the memory of a device in GB, or a GPU as "
                     "--hardware, of which it is known"
                 )
-            numbers += [f"{_FOR_TABLES * sheet.memory_gb:g}"] * devices
+            numbers += [f"{sheet.for_tables_gb:g}"] * devices
         cli.note(
-            f"--memory-gb is {', '.join(dict.fromkeys(numbers))}, {_FOR_TABLES:.0%} of what "
+            f"--memory-gb is {', '.join(dict.fromkeys(numbers))}, {FOR_TABLES:.0%} of what "
             f"{self.hardware} has: name it if your dense part needs more or less"
         )
         # If there are more or fewer devices than kinds name, `with_hardware` says so.

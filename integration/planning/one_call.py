@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from autoshard.benchmark import PlanCost
-from autoshard.cost_model.hardware import Reporter
+from autoshard.cost_model.hardware import Reporter, find_data_sheet
 from autoshard.cost_model.models.model import CostModel
 from autoshard.cost_model.pricing.prediction import StepPrediction, StepPredictor
 from autoshard.cost_model.threads import one_thread
@@ -16,7 +16,7 @@ from autoshard.sharders.context import SharderContext
 from autoshard.sharders.policy.files import SHIPPED
 from autoshard.sharders.registry import make_sharder
 from autoshard.workload.bounds import MAX_GB
-from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.data_sheets import FOR_TABLES, DataSheet
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.packing.gpu_memory import on_gpus
 from autoshard.workload.plans.plan import ShardingPlan
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
-_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(GB|GiB)\s*", re.IGNORECASE)
-_GB = 2**30
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(M|G|T)i?B\s*", re.IGNORECASE)
+_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 Memory = str | int | Sequence[str | int]
 
@@ -91,7 +91,7 @@ class Planned:
 def plan(
     tables: "str | Path | Sequence[EmbeddingTable] | nn.Module",
     devices: int,
-    memory: Memory,
+    memory: Memory | None = None,
     hardware: str | DataSheet | None = None,
     *,
     batch_size: int = 1024,
@@ -112,8 +112,8 @@ def plan(
         tables: File or name of tables, as `shard.py --tables` takes it; tables; or a TorchRec model
             that is not sharded.
         devices: Number of devices.
-        memory: Memory of a device, such as `"80GB"` (of 2^30 bytes) or in bytes; one for all
-            devices, or one for each.
+        memory: Memory of a device for tables, such as `"80GB"` (of 2^30 bytes) or in bytes; one for
+            all devices, or one for each. Default: 85 % of what the GPU that `hardware` names has.
         hardware: A GPU by name (`h100-80gb`), NAME=FILE of its data sheet, or the file of a probe.
             Default: CPU cores of this machine.
         batch_size: Samples of a batch, of all ranks together.
@@ -143,9 +143,9 @@ def plan(
         policy=policy,
         seed=seed,
     )
-    ranks = _devices(devices, memory)
-    known, operator = _tables(tables, batches, devices)
     notes = dict[str, None]()
+    ranks = _devices(devices, _for_tables(hardware, notes) if memory is None else memory)
+    known, operator = _tables(tables, batches, devices)
     report = Reporter(notes.setdefault, notes.setdefault)
     model = options.model(operator, None, report)
     over = Link.parse(link) if isinstance(link, str) else link or model.links.get(devices)
@@ -158,10 +158,23 @@ def plan(
     return Planned(found, task, context, tuple(notes))
 
 
+def _for_tables(hardware: str | DataSheet | None, notes: dict[str, None]) -> Memory:
+    """Returns the greater part of a GPU's memory, and takes a note of it."""
+    sheet = find_data_sheet(hardware) if isinstance(hardware, str) else hardware
+    if sheet is None:
+        problem = 'is missing: name that of a device, as "32GB", or a GPU as hardware'
+        raise FieldError("memory", problem)
+    size = f"{sheet.for_tables_gb:g}GB"
+    notes[f"memory of a device is {size}, {FOR_TABLES:.0%} of what {sheet.name} has"] = None
+    return size
+
+
 def _devices(count: int, memory: Memory) -> tuple[Device, ...]:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise FieldError("devices", f"must be a number of devices, got {count!r}")
-    given = [memory] if isinstance(memory, str | int) else list(memory)
+    if isinstance(memory, str) or not isinstance(memory, Sequence):
+        memory = [memory]
+    given = list(memory)
     if len(given) not in (1, count):
         raise FieldError("memory", f"names {len(given)} devices, and there are {count}")
     sizes = [_bytes(each) for each in given] * (count // len(given))
@@ -169,12 +182,12 @@ def _devices(count: int, memory: Memory) -> tuple[Device, ...]:
 
 
 def _bytes(size: str | int) -> int:
-    if isinstance(size, int) and not isinstance(size, bool):
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if found is None or not 0 < float(found[1]) < MAX_GB:
         raise FieldError("memory", f'must be a size such as "80GB", or bytes, got {size!r}')
-    return int(float(found[1]) * _GB)
+    return int(float(found[1]) * _BYTES[found[2].upper()])
 
 
 def _tables(

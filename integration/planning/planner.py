@@ -28,6 +28,7 @@ from autoshard.cost_model.models.model import CostModel
 from autoshard.integration.models.bags import check_not_sharded
 from autoshard.integration.planning.adapter import PlanAdapter, PlannerInputs, Planning
 from autoshard.integration.planning.ranks import on_first_rank
+from autoshard.integration.planning.rest import last_reason
 from autoshard.integration.planning.task import PlanOptions, Rules
 from autoshard.sharders.explaining.summary import training_notes
 from autoshard.sharders.policy.files import SHIPPED
@@ -191,6 +192,8 @@ class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         self.planning = self._adapter.now = Planning(module, sharders)
         try:
             found: TorchRecPlan = super().plan(module, sharders)
+        except PlannerError as error:
+            raise PlannerError(last_reason(error), error.error_type) from None
         except RuntimeError as error:
             text = str(error)
             if "after applying user provided constraints" not in text:

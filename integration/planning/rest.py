@@ -67,12 +67,19 @@ def plan_of_torchrec(
     try:
         planner.plan(module, sharders)
     except PlannerError as error:
-        # The rest of its message is about storage that it takes for all there is.
-        reason = str(error).rpartition("Last planner error:")[2].strip().partition("\n")[0]
         count = len({(option.path, option.name) for option in options})
-        text = f"TorchRec's planner finds no place for the {count} tables that it plans: {reason}"
+        text = f"TorchRec's planner finds no place for the {count} tables that it plans: "
+        text += last_reason(error)
         raise PlannerError(text, error.error_type) from None
     return found
+
+
+def last_reason(error: PlannerError) -> str:
+    """Returns why TorchRec's planner did not take the last plan that was proposed.
+
+    The rest of its message is about storage that it takes for all there is.
+    """
+    return str(error).rpartition("Last planner error:")[2].strip().partition("\n")[0]
 
 
 def _has_uneven_rows(option: ShardingOption) -> bool:
