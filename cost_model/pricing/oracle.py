@@ -142,10 +142,8 @@ class EstimatedCosts:
 
         Without a plan, tables are whole.
         """
-        overhead = self.model.counted_overhead
-        if plan is not None:
-            return self.common(task).plan_ms(plan)
-        return 0.0 if overhead is None else overhead.common_ms(task)
+        price = self.common(task)
+        return price.whole_ms() if plan is None else price.plan_ms(plan)
 
     def common(self, task: ShardingTask) -> CommonPrice:
         """Returns the price of what all devices bear alike."""

@@ -169,6 +169,10 @@ class CommonPrice:
             found += self.loads(table, option)
         return found
 
+    def whole_ms(self, splits: int = 0) -> float:
+        """Returns what all devices bear if no table has an option, with so many splits."""
+        return float(self.ms(self.loads_of({}), splits))
+
     def plan_ms(self, plan: ShardingPlan) -> float:
         """Returns what all devices bear in a step by a plan.
 

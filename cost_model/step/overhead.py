@@ -209,25 +209,13 @@ class StepOverhead:
         members = tuple(member.with_inputs_over(link, ranks) for member in self.members)
         return replace(self, forward=forward, input_latency_ms=latency_ms, members=members)
 
-    def common_ms(self, task: ShardingTask, splits: int = 0) -> float:
-        """Returns what a step takes on all ranks alike, the model's dense part included.
-
-        Args:
-            task: The task.
-            splits: Those of its plan, as `splits_of` counts them.
-        """
-        shared_ms = float(self.shared_rates @ shared_loads_of(task, splits))
-        if task.tables:  # else all are copied, and nothing is exchanged
-            shared_ms += self.input_latency_ms or 0.0
-        return shared_ms + task.objective.dense_ms
-
     def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
-        """Returns what each of these tables of a task adds to `common_ms` if it is whole."""
+        """Returns what each of these tables of a task adds on all ranks alike if it is whole."""
         loads = _own_loads(tables, task)
         return np.asarray(loads @ self.shared_rates[: loads.shape[1]])
 
     def split_cost(self, columns: float, batch_size: int, ranks: int) -> SplitCost:
-        """Returns what splits add to `common_ms`.
+        """Returns what splits add on all ranks alike.
 
         Args:
             columns: Those of all pooled outputs, one table after the other.

@@ -59,7 +59,7 @@ class GridGreedy:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, shares: Sequence[float]) -> None:
         self._oracle, self._task = oracle, task
         self.masks = RuleMasks(task)
-        columns = task.exchanged_columns
+        columns = max(task.exchanged_columns, 1)  # a share may be infinite
         self._limits = np.array(shares) * columns / len(task.devices)
 
     def best(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[GreedyPlan]:

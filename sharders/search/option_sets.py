@@ -387,7 +387,8 @@ class OptionSets:
         columns = sum(table.whole().exchanged_columns for table in tables)
         sums = whole[None] + self.oracle.of_devices(task.hardware)
         each_ms = self.oracle.price(sums).total_ms.numpy().astype(float)
-        shared_ms = 1 / np.broadcast_to(1 / each_ms, devices).sum()
+        # Nothing is in columns where it takes no time.
+        shared_ms = 1 / np.broadcast_to(1 / each_ms, devices).sum() if each_ms.all() else 0.0
         return float(shared_ms + self._exchange_ms * columns / devices)
 
     def alone_ms(self, units: Sequence[Placeable]) -> Floats:

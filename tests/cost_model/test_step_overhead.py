@@ -194,8 +194,9 @@ def test_coefficients_are_found_again() -> None:
                 [OVERHEAD.in_training(*each) for each in zip(alone, loads, strict=True)]
             )
             splits = splits_of(plan.placed(task))
-            common_ms = OVERHEAD.common_ms(task, splits)
-            rest_ms = replace(OVERHEAD, shared_lookup_ns=0.0).common_ms(task, splits)
+            common_ms = CommonPrice(OVERHEAD, task).whole_ms(splits)
+            rest = replace(OVERHEAD, shared_lookup_ns=0.0)
+            rest_ms = CommonPrice(rest, task).whole_ms(splits)
             common = np.tile([common_ms - rest_ms, rest_ms], (ranks, 1))
             step_ms = passes.max(0).sum() + common_ms
             parts = np.hstack([passes, common]) * rng.normal(1, 1e-4, (ranks, 4))
