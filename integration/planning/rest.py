@@ -1,7 +1,7 @@
 """Tables without a price, planned by TorchRec's planner in the memory that is left."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,8 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 from torchrec.distributed.types import ModuleSharder
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.integration.models.bags import name_of
 from autoshard.integration.plans.conversion import BY_ROWS
@@ -43,14 +45,16 @@ def plan_of_torchrec(
         arguments: Other arguments of EmbeddingShardingPlanner.
     """
     found = list[ShardingOption]()
-    offered = [option for option in options if not _has_uneven_rows(option)]
-    lacking = {(o.path, o.name) for o in options} - {(o.path, o.name) for o in offered}
-    if lacking:
-        raise PlannerError(
-            f"table {name_of(*sorted(lacking)[0])} may be in uneven blocks of rows alone, which "
-            "TorchRec looks up wrongly: give ranks equal storage, or allow other sharding types",
-            PlannerErrorType.STRICT_CONSTRAINTS,
-        )
+    means = _means_beside_others(dict(option.module for option in options))
+    faults = [_fault(option, means) for option in options]
+    offered = [option for option, why in zip(options, faults, strict=True) if why is None]
+    known = {(option.path, option.name) for option in offered}
+    for option, why in zip(options, faults, strict=True):
+        if (option.path, option.name) not in known:
+            raise PlannerError(
+                f"table {name_of(option.path, option.name)} {why}, or allow other sharding types",
+                PlannerErrorType.STRICT_CONSTRAINTS,
+            )
 
     def with_others(plan: list[ShardingOption]) -> list[ShardingOption]:
         found.extend(plan)
@@ -82,10 +86,35 @@ def last_reason(error: PlannerError) -> str:
     return str(error).rpartition("Last planner error:")[2].strip().partition("\n")[0]
 
 
-def _has_uneven_rows(option: ShardingOption) -> bool:
-    """Returns whether blocks of rows are other than TorchRec looks ids up by (silently wrong)."""
+def _means_beside_others(modules: Mapping[str, nn.Module]) -> dict[str, set[str]]:
+    """Returns the tables of mean pooling by paths of collections that have other tables, too."""
+    return {
+        path: {each.name for each in configs if each.pooling is PoolingType.MEAN}
+        for path, module in modules.items()
+        if isinstance(module, EmbeddingBagCollection)
+        and len(configs := module.embedding_bag_configs()) > 1
+    }
+
+
+def _fault(option: ShardingOption, means: Mapping[str, Collection[str]]) -> str | None:
+    """Returns why TorchRec would look up wrong embeddings, silently; None if they are right."""
     if option.sharding_type not in BY_ROWS:
-        return False
+        return None
+    if option.name in means.get(option.path, ()):
+        return (
+            "pools by mean and may be by rows alone, for which TorchRec divides sums of other "
+            "tables in its collection, too: give it a collection of its own"
+        )
+    if _has_uneven_rows(option):
+        return (
+            "may be in uneven blocks of rows alone, which TorchRec looks up wrongly: give ranks "
+            "equal storage"
+        )
+    return None
+
+
+def _has_uneven_rows(option: ShardingOption) -> bool:
+    """Returns whether blocks of rows are other than TorchRec looks ids up by."""
     first = min(shard.offset[1] for shard in option.shards)
     blocks = sorted((s.offset[0], s.size[0]) for s in option.shards if s.offset[1] == first)
     rows, size = option.tensor.shape[0], rows_of_block(option.tensor.shape[0], len(blocks))

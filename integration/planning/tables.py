@@ -20,7 +20,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from autoshard.integration.models.bags import BagTable, name_of
 from autoshard.integration.models.tables import lookups_by, operator_of
 from autoshard.integration.planning.limits import Limit, grouped_rules, limits_of
-from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED
+from autoshard.integration.plans.conversion import BY_ROWS, COPIED, DENSE, FUSED
 from autoshard.integration.plans.slower_memory import kernel_of
 from autoshard.workload.errors import UserError
 from autoshard.workload.packing.gpu_memory import MAX_COLUMNS
@@ -192,6 +192,7 @@ def _examine(
         each.types &= _UNPOOLED
     elif table.config.pooling is not PoolingType.SUM:
         each.approximate = f"it pools by {table.config.pooling.name.lower()}"
+        each.types.difference_update(BY_ROWS)  # TorchRec then divides sums of others, too
     if getattr(table.config, "use_virtual_table", False) or (
         constraint is not None and (constraint.use_virtual_table or constraint.key_value_params)
     ):

@@ -311,6 +311,19 @@ def test_columns_of_unpooled_tables_are_planned_by_torchrec() -> None:  # all of
     assert any("history.seen: it may be column_wise in fused" in each for each in planner.notes)
 
 
+def test_tables_of_mean_pooling_are_not_by_rows() -> None:
+    """TorchRec then divides the sums of other tables in the collection by lookups, silently."""
+    heavy = ParameterConstraints(
+        pooling_factors=[900.0], sharding_types=["row_wise", "column_wise", "table_wise"]
+    )
+    planner = AutoShardPlanner(topology(device="cuda"), 512, constraints={"mean": heavy})
+    assert types_of(planner.plan(Mixed(), get_default_sharders()), "mean") != "row_wise"
+    by_rows = {"mean": ParameterConstraints(sharding_types=["row_wise"])}
+    planner = AutoShardPlanner(topology(device="cuda"), 512, constraints=by_rows)
+    with pytest.raises(PlannerError, match=r"^table bags\.mean pools by mean and may be by rows"):
+        planner.plan(Mixed(), get_default_sharders())
+
+
 def types_of(made: Any, table: str = "a", path: str = "bags") -> str:
     return str(made.plan[path][table].sharding_type)
 
