@@ -21,6 +21,7 @@ from autoshard.workload import EmbeddingTable, ShardingTask
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
 from autoshard.workload.tables.table import Piece
+from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -295,4 +296,4 @@ class OptionCatalog:
 def options_without_rules(task: ShardingTask, oracle: EstimatedCosts) -> TableOptions:
     """Returns the options of tables that a cost model prices."""
     copies, rows = oracle.copies is not None, task.objective.prices_rows
-    return TableOptions(task, copies=copies, rows=rows)
+    return TableOptions(OptionLimits(task, copies, rows))

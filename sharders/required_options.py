@@ -8,6 +8,7 @@ import math
 from autoshard.cost_model import EstimatedCosts
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.packing.table_options import TableOptions, until_worse
+from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import Options
 
 
@@ -28,7 +29,7 @@ class RequiredOptions:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if none is found."""
-        options = TableOptions(task, copies=False, rows=False, host_bytes=self._host_bytes)
+        options = TableOptions(OptionLimits(task, copies=False, rows=False), self._host_bytes)
         lack: PlanError | None = None
         if not options.cached or options.fit_into_devices:
             try:

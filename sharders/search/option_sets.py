@@ -29,6 +29,7 @@ from autoshard.workload.packing.units import Placeable, PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
+from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, Options, ShardingOption
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
@@ -120,14 +121,14 @@ class OptionSets:
         self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
-        self.options = TableOptions(
+        limits = OptionLimits(
             task,
             copies=oracle.copies is not None,
             rows=task.objective.prices_rows,
             hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
             hash_ids=resources.hash_ids,
-            host_bytes=resources.host_bytes,
         )
+        self.options = TableOptions(limits, resources.host_bytes)
         self._common = oracle.common(task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
 

@@ -24,6 +24,7 @@ from autoshard.workload import (
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
+from autoshard.workload.ways import OptionLimits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 RANKS = 4
@@ -82,7 +83,7 @@ def play(episodes: BatchedPlacementEnv, rng: np.random.Generator) -> None:
 def options_of(task: ShardingTask, hash_ids: bool = False) -> TableOptions:
     training = task.objective.in_training
     hot = {table.name: 16 for table in task.tables if table.rows > 100} if training else {}
-    return TableOptions(task, copies=training, hot_rows=hot, hash_ids=hash_ids)
+    return TableOptions(OptionLimits(task, copies=training, hot_rows=hot, hash_ids=hash_ids))
 
 
 def plan_of(episodes: BatchedPlacementEnv, env_id: int, task: ShardingTask) -> ShardingPlan:
@@ -212,7 +213,7 @@ def test_tables_are_kept_in_host_memory_where_that_of_devices_is_too_small() -> 
     task = replace(ample, devices=Device.uniform(RANKS, memory))
     model = roofline_model(sheet).for_objective(objective, RANKS)
     oracle = EstimatedCosts(model, task.batch_size)
-    options = TableOptions(task, copies=False, rows=False, host_bytes=2**40)
+    options = TableOptions(OptionLimits(task, copies=False, rows=False), 2**40)
     episodes = episodes_with(task, oracle, options, 64)
     play(episodes, np.random.default_rng(0))
     compared = 0

@@ -29,6 +29,7 @@ from autoshard.workload.arrays import Floats
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import ShardingOption
 
 SLOW = Link(1e7, 1e-3)
@@ -180,7 +181,7 @@ def test_steps_between_all_options_are_priced_as_the_plans_that_they_lead_to(nod
     task = ShardingTask(drawn, Device.uniform(4, 10**12), 4096, objective=objective)
     oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 4), 4096)
     hot_rows = {table.name: 16 for table in drawn if table.rows > 100}
-    options = TableOptions(task, hot_rows=hot_rows, hash_ids=nodes > 1)
+    options = TableOptions(OptionLimits(task, hot_rows=hot_rows, hash_ids=nodes > 1))
     rng = np.random.default_rng(nodes)
     start = Sharded([(table.whole(), int(rng.integers(4))) for table in drawn])
     search, seen = PlanSearch(oracle.expectation(), task, 12.0, start), set[ShardingOption]()

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import MappingProxyType
 
 from autoshard.workload.errors import FieldError
 from autoshard.workload.packing.pack import pack
@@ -36,11 +35,7 @@ class TableOptions:
     """The options that the tables of a task may take.
 
     Args:
-        task: The task.
-        copies: Whether tables may be copied that need not be: that has a price.
-        rows: Whether tables may be in blocks of rows that need not be.
-        hot_rows: Tables whose hot rows may be copied, and how many rows that are.
-        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
+        limits: The task, and which options have a price. Caches follow from `host_bytes`.
         host_bytes: Memory of the host for each device, for tables for which device memory is too
             small; 0 if none may be there.
 
@@ -51,17 +46,10 @@ class TableOptions:
         PlanError: Rules that cannot be kept together.
     """
 
-    def __init__(
-        self,
-        task: ShardingTask,
-        copies: bool = True,
-        rows: bool = True,
-        hot_rows: Mapping[str, int] = MappingProxyType({}),
-        hash_ids: bool = False,
-        host_bytes: int = 0,
-    ) -> None:
-        self.task, self.hot_rows, self._host_bytes = task, hot_rows, host_bytes
-        self._limits = OptionLimits(task, copies, rows, hot_rows, hash_ids)
+    def __init__(self, limits: OptionLimits, host_bytes: int = 0) -> None:
+        self._limits, self._host_bytes = limits, host_bytes
+        self.task, self.hot_rows = limits.task, limits.hot_rows
+        task = self.task
         self._kinds = {table.name: set[Kind]() for table in task.tables}  # of rules
         for rule in task.rules:
             for name in rule.tables:
