@@ -25,14 +25,13 @@ from autoshard.benchmark.measurement import (
     Exchange,
     MeasuredCollective,
     Measurement,
-    MeasurementError,
     MeasureSettings,
     TimingOptions,
 )
 from autoshard.benchmark.pool import exchanges as exchanging
-from autoshard.benchmark.pool.devices import first_line
 from autoshard.benchmark.pool.fleet import Fleet, PoolDevice, PoolError
-from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
+from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED, Job, JobQueue, Request, repeats_of
+from autoshard.benchmark.pool.metrics import PoolMetrics, PoolState
 from autoshard.benchmark.pool.serving import Server
 from autoshard.benchmark.probe.report import MachineProbe
 from autoshard.benchmark.store.file import StoreError
@@ -71,6 +70,7 @@ class PoolCoordinator:
         self._settled = False  # all devices of the first look have come or failed
         self._exchanging, self._probing = asyncio.Lock(), asyncio.Lock()
         self._last_used = time.monotonic()
+        self._metrics = PoolMetrics()
         self._expected_shards = (0, 0.0)  # what a waiting client will request, and until when
         self._server = Server(fleet, time_limit_s, self._refresh_event.set)
         fleet.watch(self._follow_fleet)
@@ -156,6 +156,10 @@ class PoolCoordinator:
         """Returns the CPU time of the pool's actor."""
         return time.process_time()
 
+    async def state(self) -> PoolState:
+        """Returns what the pool does now, and what it has done so far."""
+        return self._metrics.update(self._fleet, self._jobs.waiting)
+
     async def backlog(self) -> int:
         """Returns the number of shards that wait for a device or are being measured."""
         return len(self._jobs)
@@ -182,6 +186,7 @@ class PoolCoordinator:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._refresh_event.wait(), _REFRESH_SECONDS)
             self._refresh_event.clear()
+            self._metrics.update(self._fleet, self._jobs.waiting)
             self._cancel_abandoned()
             if self._requests or self._exchanging.locked() or self._probing.locked():
                 self._last_used = time.monotonic()
@@ -233,7 +238,7 @@ class PoolCoordinator:
         for index, shard in enumerate(shards):
             known = store.find(shard, settings, hardware, versions)
             if known is not None and (
-                _repeats_so_far(known) >= repeats if known.ok else not retry_failed
+                repeats_of(known) >= repeats if known.ok else not retry_failed
             ):
                 request.hand_out(index, known)
             else:
@@ -301,6 +306,7 @@ class PoolCoordinator:
             # Fewer towards the end, so that devices finish at about the same time.
             share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
             self._spawn(self._serve(device, self._jobs.take(min(MAX_INTERLEAVED, share))))
+        self._metrics.update(self._fleet, self._jobs.waiting)
 
     async def _serve(self, device: PoolDevice, jobs: list[Job]) -> None:
         """Runs jobs on a device, and then assigns new ones."""
@@ -309,6 +315,7 @@ class PoolCoordinator:
                 answers = await self._server.measure(device, jobs)
         finally:
             device.busy = False
+            self._metrics.update(self._fleet, self._jobs.waiting)
             if self._fleet.in_use(device):
                 self._free.append(device)
         for job, answer in zip(jobs, answers, strict=True):
@@ -316,6 +323,7 @@ class PoolCoordinator:
                 self._jobs.put_back(job)
             else:
                 self._jobs.finish(job)
+                self._metrics.count("shards_measured" if answer.ok else "shards_failed")
                 self._fleet.observe(device, answer)
                 self._settle(job, answer)
         self._assign_jobs()
@@ -338,7 +346,7 @@ class PoolCoordinator:
                 continue
             known = merged.get(request.store, answer)
             fault = request.error = faults.get(request.store, request.error)
-            if known.ok and _repeats_so_far(known) < request.repeats and fault is None:
+            if known.ok and repeats_of(known) < request.repeats and fault is None:
                 # At the end of the queue, so that repeat measurements are far apart.
                 self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
             else:
@@ -386,22 +394,6 @@ class PoolCoordinator:
             self._last_used = time.monotonic()
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
-            try:
-                await exchanging.wait_until_free(
-                    key, devices, self._time_limit_s, self._fleet.report
-                )
-                found = await asyncio.wait_for(
-                    exchanging.measure_exchange(key, devices, hardware, versions),
-                    self._time_limit_s,
-                )
-            except (TimeoutError, RayError) as error:
-                reason = f"{key.what} among {key.ranks} ranks failed: {first_line(error)}"
-                for device in devices:  # ranks may hang in it for good
-                    self._server.replace(device, reason)
-                raise MeasurementError(reason) from None
+            found = await self._server.exchange(key, devices, hardware, versions)
             store.put_exchange(found)
             return found
-
-
-def _repeats_so_far(known: Measurement) -> int:
-    return 0 if known.timing is None else known.timing.repeats

@@ -1,0 +1,82 @@
+"""The pool's state, as Ray's metrics: for its dashboard, Prometheus, and `autoshard pool`."""
+
+import time
+from dataclasses import dataclass
+
+import ray
+from ray.util.metrics import Counter, Gauge
+
+from autoshard.benchmark.pool.fleet import Fleet
+
+WINDOW_SECONDS = 10.0  # that duty is of; Ray has Prometheus ask as often
+_PREFIX = "autoshard_pool_"
+_GAUGES = {
+    "devices": "Devices that can measure.",
+    "devices_busy": "Devices that measure shards now.",
+    "shards_waiting": "Shards that wait for a device.",
+    "duty": f"Share of time in which devices measured shards, of {WINDOW_SECONDS:g} seconds.",
+}
+_COUNTERS = {
+    "shards_measured": "Shards measured.",
+    "shards_failed": "Shards that could not be measured.",
+    "devices_lost": "Devices whose actor died, hung or was replaced, or whose node left.",
+}
+
+
+@dataclass
+class PoolState:
+    """What each metric is now; counters are of all that the pool's actor has seen."""
+
+    devices: int = 0
+    devices_busy: int = 0
+    shards_waiting: int = 0
+    duty: float = 0.0
+    shards_measured: int = 0
+    shards_failed: int = 0
+    devices_lost: int = 0
+
+
+class PoolMetrics:
+    """Metrics of the pool that this actor is. There is a pool for each hardware asked for by name,
+    so the tag `pool` says which.
+    """
+
+    def __init__(self) -> None:
+        tag = {"pool": ray.get_runtime_context().get_actor_name() or ""}
+        self.state = PoolState()
+        self._gauges = {
+            name: Gauge(_PREFIX + name, text, ("pool",)).set_default_tags(tag)
+            for name, text in _GAUGES.items()
+        }
+        self._counters = {
+            name: Counter(_PREFIX + name, text, ("pool",)).set_default_tags(tag)
+            for name, text in _COUNTERS.items()
+        }
+        self._updated = self._window = time.monotonic()
+        self._device_s = self._busy_s = 0.0  # in the window so far
+
+    def count(self, name: str, more: int = 1) -> None:
+        """Adds to a counter."""
+        if more > 0:
+            setattr(self.state, name, getattr(self.state, name) + more)
+            self._counters[name].inc(more)
+
+    def update(self, fleet: Fleet, waiting: int) -> PoolState:
+        """Takes what holds from now on, and returns it.
+
+        To be called for each change of busy devices, and in between.
+        """
+        state, now = self.state, time.monotonic()
+        self._device_s += (now - self._updated) * state.devices
+        self._busy_s += (now - self._updated) * state.devices_busy
+        self._updated = now
+        if now - self._window >= WINDOW_SECONDS:
+            state.duty = self._busy_s / self._device_s if self._device_s else 0.0
+            self._window, self._device_s, self._busy_s = now, 0.0, 0.0
+        devices = fleet.measuring()
+        state.devices, state.devices_busy = len(devices), sum(each.busy for each in devices)
+        state.shards_waiting = waiting
+        self.count("devices_lost", fleet.lost - state.devices_lost)
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(state, name))
+        return state
