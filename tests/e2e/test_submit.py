@@ -277,7 +277,9 @@ def test_a_job_that_is_stopped_loses_nothing(
     elsewhere.mkdir()
     shutil.copy(ROOT / SCRIPT, elsewhere)
     measured = TINY.replace("--reward estimated", "--reward mixed --measured-share 0.3")
-    given = ["--submission-id", "stopped", "--no-wait", "--working-dir", ".", "--", "python"]
+    patient = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}})  # others use the cores
+    given = ["--submission-id", "stopped", "--no-wait", "--runtime-env-json", patient]
+    given += ["--working-dir", ".", "--", "python"]
     options = [*measured.split(), "--iterations", "1000", *where]
     job("submit", *given, "ppo_shard.py", *options, folder=elsewhere)
     wait_until("iterations", lambda: re.search(r"\n +3/1000", job("logs", "stopped")))
