@@ -98,10 +98,8 @@ class PoolCoordinator:
         began = time.monotonic()
         deadline = began + _SETTLE_SECONDS
         now_waiting, until = self._expected_shards
-        self._expected_shards = (
-            max(shards, now_waiting if until > time.monotonic() else 0),
-            deadline,
-        )
+        still_waiting = now_waiting if until > began else 0
+        self._expected_shards = (max(shards, still_waiting), deadline)
         self._refresh_event.set()
         while not self._settled and (left := deadline - time.monotonic()) > 0:
             waits_s = waited_s + time.monotonic() - began
@@ -177,6 +175,7 @@ class PoolCoordinator:
         fleet = self._fleet
         self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
         self._free = deque(device for device in fleet.measuring() if not device.busy)
+        self._metrics.update(fleet, self._jobs.waiting)
         self._fleet_changed.set()
         self._assign_jobs()
 
@@ -303,10 +302,10 @@ class PoolCoordinator:
         while self._free and self._jobs.waiting:
             device = self._free.popleft()
             device.busy = True
+            self._metrics.busy(1)
             # Fewer towards the end, so that devices finish at about the same time.
             share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
             self._spawn(self._serve(device, self._jobs.take(min(MAX_INTERLEAVED, share))))
-        self._metrics.update(self._fleet, self._jobs.waiting)
 
     async def _serve(self, device: PoolDevice, jobs: list[Job]) -> None:
         """Runs jobs on a device, and then assigns new ones."""
@@ -315,7 +314,7 @@ class PoolCoordinator:
                 answers = await self._server.measure(device, jobs)
         finally:
             device.busy = False
-            self._metrics.update(self._fleet, self._jobs.waiting)
+            self._metrics.busy(-1)
             if self._fleet.in_use(device):
                 self._free.append(device)
         for job, answer in zip(jobs, answers, strict=True):

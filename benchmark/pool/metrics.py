@@ -61,22 +61,25 @@ class PoolMetrics:
             setattr(self.state, name, getattr(self.state, name) + more)
             self._counters[name].inc(more)
 
-    def update(self, fleet: Fleet, waiting: int) -> PoolState:
-        """Takes what holds from now on, and returns it.
+    def busy(self, change: int) -> None:
+        """Takes that one more device measures shards, or one less."""
+        self._pass_time()
+        self.state.devices_busy += change
 
-        To be called for each change of busy devices, and in between.
-        """
-        state, now = self.state, time.monotonic()
-        self._device_s += (now - self._updated) * state.devices
-        self._busy_s += (now - self._updated) * state.devices_busy
+    def update(self, fleet: Fleet, waiting: int) -> PoolState:
+        """Takes what else holds from now on, gives it to Ray, and returns it."""
+        self._pass_time()
+        self.state.devices, self.state.shards_waiting = len(fleet.measuring()), waiting
+        self.count("devices_lost", fleet.lost - self.state.devices_lost)
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(self.state, name))
+        return self.state
+
+    def _pass_time(self) -> None:
+        now = time.monotonic()
+        self._device_s += (now - self._updated) * self.state.devices
+        self._busy_s += (now - self._updated) * self.state.devices_busy
         self._updated = now
         if now - self._window >= WINDOW_SECONDS:
-            state.duty = self._busy_s / self._device_s if self._device_s else 0.0
+            self.state.duty = self._busy_s / self._device_s if self._device_s else 0.0
             self._window, self._device_s, self._busy_s = now, 0.0, 0.0
-        devices = fleet.measuring()
-        state.devices, state.devices_busy = len(devices), sum(each.busy for each in devices)
-        state.shards_waiting = waiting
-        self.count("devices_lost", fleet.lost - state.devices_lost)
-        for name, gauge in self._gauges.items():
-            gauge.set(getattr(state, name))
-        return state
