@@ -322,7 +322,7 @@ class PoolCoordinator:
                 self._jobs.put_back(job)
             else:
                 self._jobs.finish(job)
-                self._metrics.count("shards_measured" if answer.ok else "shards_failed")
+                self._metrics.answered(answer.ok)
                 self._fleet.observe(device, answer)
                 self._settle(job, answer)
         self._assign_jobs()

@@ -52,14 +52,14 @@ class PoolMetrics:
             name: Counter(_PREFIX + name, text, ("pool",)).set_default_tags(tag)
             for name, text in _COUNTERS.items()
         }
+        self._given = dict.fromkeys(_COUNTERS, 0)  # what Ray was told
         self._updated = self._window = time.monotonic()
         self._device_s = self._busy_s = 0.0  # in the window so far
 
-    def count(self, name: str, more: int = 1) -> None:
-        """Adds to a counter."""
-        if more > 0:
-            setattr(self.state, name, getattr(self.state, name) + more)
-            self._counters[name].inc(more)
+    def answered(self, ok: bool) -> None:
+        """Counts a shard that was measured, or could not be."""
+        self.state.shards_measured += ok
+        self.state.shards_failed += not ok
 
     def busy(self, change: int) -> None:
         """Takes that one more device measures shards, or one less."""
@@ -67,13 +67,18 @@ class PoolMetrics:
         self.state.devices_busy += change
 
     def update(self, fleet: Fleet, waiting: int) -> PoolState:
-        """Takes what else holds from now on, gives it to Ray, and returns it."""
+        """Takes what else holds from now on, gives all to Ray, and returns it."""
         self._pass_time()
-        self.state.devices, self.state.shards_waiting = len(fleet.measuring()), waiting
-        self.count("devices_lost", fleet.lost - self.state.devices_lost)
+        state = self.state
+        state.devices, state.devices_lost = len(fleet.measuring()), fleet.lost
+        state.shards_waiting = waiting
         for name, gauge in self._gauges.items():
-            gauge.set(getattr(self.state, name))
-        return self.state
+            gauge.set(getattr(state, name))
+        for name, counter in self._counters.items():
+            if (more := getattr(state, name) - self._given[name]) > 0:
+                counter.inc(more)
+                self._given[name] += more
+        return state
 
     def _pass_time(self) -> None:
         now = time.monotonic()
