@@ -58,7 +58,7 @@ def main(config: PoolConfig) -> None:
             state = ray.get(actor.state.remote())
             cli.say(
                 f"{state.devices_busy} measure now, {state.shards_waiting} shards wait; devices "
-                f"measured {state.duty:.0%} of the last {WINDOW_SECONDS:g} s\n"
+                f"measured {state.duty:.0%} of the latest {WINDOW_SECONDS:g} s counted\n"
                 f"{state.shards_measured} shards measured, {state.shards_failed} failed; "
                 f"{state.devices_lost} devices lost"
             )
