@@ -8,6 +8,7 @@ from typing import Annotated
 import ray
 import tyro
 
+from autoshard.benchmark.pool.metrics import WINDOW_SECONDS
 from autoshard.benchmark.pool.pool import end_pool, find_pool, pool_names
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
@@ -15,7 +16,7 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 
 @dataclass(frozen=True)
 class Show:
-    """Print the devices of the pool, and their nodes."""
+    """Print the devices of the pool, their nodes, and what they do."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def main(config: PoolConfig) -> None:
             cli.say(f"{len(devices)} devices of {hardware} with {versions}")
             for node, count in sorted(Counter(device.node for device in devices).items()):
                 cli.say(f"{count:>8} on {node}")
+            state = ray.get(actor.state.remote())
+            cli.say(
+                f"{state.devices_busy} measure now, {state.shards_waiting} shards wait; devices "
+                f"measured {state.duty:.0%} of the latest {WINDOW_SECONDS:g} s counted\n"
+                f"{state.shards_measured} shards measured, {state.shards_failed} failed; "
+                f"{state.devices_lost} devices lost"
+            )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Needs nothing but Python: `make package` uses it before anything is installed.
 
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def copy_source(folder: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy)
     return folder
+
+
+def build_wheel(folder: Path) -> Path:
+    """Builds it there, from a copy of what git knows; without an index."""
+    copy_source(folder / "source")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command = [*pip, "--wheel-dir", str(folder), str(folder / "source")]
+    subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, check=True)
+    (found,) = folder.glob("autoshard-*.whl")
+    return found
 
 
 def installed_files() -> set[str]:

@@ -25,14 +25,13 @@ from autoshard.benchmark.measurement import (
     Exchange,
     MeasuredCollective,
     Measurement,
-    MeasurementError,
     MeasureSettings,
     TimingOptions,
 )
 from autoshard.benchmark.pool import exchanges as exchanging
-from autoshard.benchmark.pool.devices import first_line
 from autoshard.benchmark.pool.fleet import Fleet, PoolDevice, PoolError
-from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
+from autoshard.benchmark.pool.jobs import MAX_INTERLEAVED, Job, JobQueue, Request, repeats_of
+from autoshard.benchmark.pool.metrics import PoolMetrics, PoolState
 from autoshard.benchmark.pool.serving import Server
 from autoshard.benchmark.probe.report import MachineProbe
 from autoshard.benchmark.store.file import StoreError
@@ -71,6 +70,7 @@ class PoolCoordinator:
         self._settled = False  # all devices of the first look have come or failed
         self._exchanging, self._probing = asyncio.Lock(), asyncio.Lock()
         self._last_used = time.monotonic()
+        self._metrics = PoolMetrics()
         self._expected_shards = (0, 0.0)  # what a waiting client will request, and until when
         self._server = Server(fleet, time_limit_s, self._refresh_event.set)
         fleet.watch(self._follow_fleet)
@@ -98,10 +98,8 @@ class PoolCoordinator:
         began = time.monotonic()
         deadline = began + _SETTLE_SECONDS
         now_waiting, until = self._expected_shards
-        self._expected_shards = (
-            max(shards, now_waiting if until > time.monotonic() else 0),
-            deadline,
-        )
+        still_waiting = now_waiting if until > began else 0
+        self._expected_shards = (max(shards, still_waiting), deadline)
         self._refresh_event.set()
         while not self._settled and (left := deadline - time.monotonic()) > 0:
             waits_s = waited_s + time.monotonic() - began
@@ -156,6 +154,10 @@ class PoolCoordinator:
         """Returns the CPU time of the pool's actor."""
         return time.process_time()
 
+    async def state(self) -> PoolState:
+        """Returns what the pool does now, and what it has done so far."""
+        return self._metrics.update(self._fleet, self._jobs.waiting)
+
     async def backlog(self) -> int:
         """Returns the number of shards that wait for a device or are being measured."""
         return len(self._jobs)
@@ -173,6 +175,7 @@ class PoolCoordinator:
         fleet = self._fleet
         self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
         self._free = deque(device for device in fleet.measuring() if not device.busy)
+        self._metrics.update(fleet, self._jobs.waiting)
         self._fleet_changed.set()
         self._assign_jobs()
 
@@ -182,6 +185,7 @@ class PoolCoordinator:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._refresh_event.wait(), _REFRESH_SECONDS)
             self._refresh_event.clear()
+            self._metrics.update(self._fleet, self._jobs.waiting)
             self._cancel_abandoned()
             if self._requests or self._exchanging.locked() or self._probing.locked():
                 self._last_used = time.monotonic()
@@ -233,7 +237,7 @@ class PoolCoordinator:
         for index, shard in enumerate(shards):
             known = store.find(shard, settings, hardware, versions)
             if known is not None and (
-                _repeats_so_far(known) >= repeats if known.ok else not retry_failed
+                repeats_of(known) >= repeats if known.ok else not retry_failed
             ):
                 request.hand_out(index, known)
             else:
@@ -298,6 +302,7 @@ class PoolCoordinator:
         while self._free and self._jobs.waiting:
             device = self._free.popleft()
             device.busy = True
+            self._metrics.busy(1)
             # Fewer towards the end, so that devices finish at about the same time.
             share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
             self._spawn(self._serve(device, self._jobs.take(min(MAX_INTERLEAVED, share))))
@@ -309,6 +314,7 @@ class PoolCoordinator:
                 answers = await self._server.measure(device, jobs)
         finally:
             device.busy = False
+            self._metrics.busy(-1)
             if self._fleet.in_use(device):
                 self._free.append(device)
         for job, answer in zip(jobs, answers, strict=True):
@@ -316,6 +322,7 @@ class PoolCoordinator:
                 self._jobs.put_back(job)
             else:
                 self._jobs.finish(job)
+                self._metrics.answered(answer.ok)
                 self._fleet.observe(device, answer)
                 self._settle(job, answer)
         self._assign_jobs()
@@ -338,7 +345,7 @@ class PoolCoordinator:
                 continue
             known = merged.get(request.store, answer)
             fault = request.error = faults.get(request.store, request.error)
-            if known.ok and _repeats_so_far(known) < request.repeats and fault is None:
+            if known.ok and repeats_of(known) < request.repeats and fault is None:
                 # At the end of the queue, so that repeat measurements are far apart.
                 self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
             else:
@@ -386,22 +393,6 @@ class PoolCoordinator:
             self._last_used = time.monotonic()
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
-            try:
-                await exchanging.wait_until_free(
-                    key, devices, self._time_limit_s, self._fleet.report
-                )
-                found = await asyncio.wait_for(
-                    exchanging.measure_exchange(key, devices, hardware, versions),
-                    self._time_limit_s,
-                )
-            except (TimeoutError, RayError) as error:
-                reason = f"{key.what} among {key.ranks} ranks failed: {first_line(error)}"
-                for device in devices:  # ranks may hang in it for good
-                    self._server.replace(device, reason)
-                raise MeasurementError(reason) from None
+            found = await self._server.exchange(key, devices, hardware, versions)
             store.put_exchange(found)
             return found
-
-
-def _repeats_so_far(known: Measurement) -> int:
-    return 0 if known.timing is None else known.timing.repeats

@@ -18,8 +18,7 @@ from autoshard.benchmark.measurement import (
     MeasuredCollective,
     MeasurementError,
 )
-from autoshard.benchmark.pool.fleet import PoolDevice
-from autoshard.benchmark.pool.serving import BUSY_WAIT_SECONDS
+from autoshard.benchmark.pool.fleet import BUSY_WAIT_SECONDS, PoolDevice
 from autoshard.benchmark.statistics import median_spread
 
 _ITERATIONS = 40  # of a round

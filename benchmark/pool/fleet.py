@@ -15,6 +15,7 @@ from autoshard.benchmark.machine.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Measurement
 from autoshard.workload import UserError
 
+BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is tried again
 _HIGH_LOAD = 0.15  # share of a device's time: beyond the system's own small share
 _HIGH_DISTURBANCE = 0.6  # share of a device's iterations
 _HIGH_THROTTLING = 0.05  # share of a device's time: a quota that is never met stops nothing
@@ -66,6 +67,7 @@ class Fleet(ABC):
         self.devices: list[PoolDevice] = []
         self.main_make = ("", "")  # hardware and versions of most devices
         self.faults: list[str] = []
+        self.lost = 0  # devices so far
         self._reported: set[str] = set()
         self._on_change: Callable[[], None] = lambda: None
 
@@ -104,6 +106,7 @@ class Fleet(ABC):
         """Takes a device out of service."""
         if device.alive:
             device.alive = False
+            self.lost += 1
             self.devices.remove(device)
             self.faults.append(f"{device.info.name}: {reason}")
             device.end()

@@ -7,14 +7,21 @@ from collections.abc import Callable
 from ray.exceptions import RayError, RayTaskError
 
 from autoshard.benchmark.machine.device_lock import DeviceBusy
-from autoshard.benchmark.measurement import DeviceLost, Measurement, ShardFault
+from autoshard.benchmark.measurement import (
+    DeviceLost,
+    Exchange,
+    ExchangeKey,
+    Measurement,
+    MeasurementError,
+    ShardFault,
+)
+from autoshard.benchmark.pool import exchanges as exchanging
 from autoshard.benchmark.pool.devices import first_line
-from autoshard.benchmark.pool.fleet import Fleet, PoolDevice
+from autoshard.benchmark.pool.fleet import BUSY_WAIT_SECONDS, Fleet, PoolDevice
 from autoshard.benchmark.pool.jobs import Job
 from autoshard.benchmark.probe.report import MachineProbe
 
 _MAX_CRASHES = 3  # crashes of actors on a shard after which the shard counts as failed
-BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is tried again
 
 
 class Server:
@@ -72,6 +79,24 @@ class Server:
             self._fleet.report(f"{device.info.name} was not probed: {first_line(error)}")
             return None
         return found
+
+    async def exchange(
+        self, key: ExchangeKey, devices: list[PoolDevice], hardware: str, versions: str
+    ) -> Exchange:
+        """Returns a collective's measurement by devices that were claimed for it.
+
+        Raises:
+            MeasurementError: It failed, and the devices are replaced.
+        """
+        try:
+            await exchanging.wait_until_free(key, devices, self._time_limit_s, self._fleet.report)
+            measuring = exchanging.measure_exchange(key, devices, hardware, versions)
+            return await asyncio.wait_for(measuring, self._time_limit_s)
+        except (TimeoutError, RayError) as error:
+            reason = f"{key.what} among {key.ranks} ranks failed: {first_line(error)}"
+            for device in devices:  # ranks may hang in it for good
+                self.replace(device, reason)
+            raise MeasurementError(reason) from None
 
     def _crashed(
         self, device: PoolDevice, jobs: list[Job], reason: str

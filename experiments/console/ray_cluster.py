@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import tempfile
 import warnings
@@ -45,6 +46,8 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
         where = f"RAY_ADDRESS={given}" if given else "this machine"
         raise UserError(f"no Ray cluster can be joined at {where}: {reason_of(error)}") from error
     joined = ray.get_runtime_context().gcs_address
+    # `ray job stop` and Kubernetes send it: a run is to end as by Ctrl-C, and say how to go on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except Exception as error:

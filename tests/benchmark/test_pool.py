@@ -171,6 +171,9 @@ def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
     wait_until("another actor", lambda: len(pool.devices()) == count)
     assert len({process.pid for process in processes()} - before) == 1
     assert any("no answer" in notice for notice in pool.notices())
+    state = ray.get(pool._actor.state.remote())
+    assert (state.shards_measured, state.shards_failed, state.devices_lost) == (8, 1, 1)
+    assert (state.devices, state.devices_busy, state.shards_waiting) == (count, 0, 0)
 
 
 def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(

@@ -1,6 +1,5 @@
 """Runs the Ray Train example of docs/torchrec.md, kills a worker, and takes a node away."""
 
-import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -13,22 +12,18 @@ import ray.train
 from commands import Watched, actors, kill_actors, wait_until
 from forked_ranks import run_forked
 from torch import distributed
+from trainings import write_ray_train
 
 from autoshard.benchmark import BenchmarkPool
 from autoshard.integration import plan_of_checkpoint
 
-PAGE = Path(__file__).parents[2] / "docs" / "torchrec.md"
 WORKER = "RayTrainWorker"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the example and the model that it trains."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (model,) = [block for block in blocks if "def build_model" in block]
-    (example,) = [block for block in blocks if "TorchTrainer(" in block]
-    (tmp_path / "my_model.py").write_text(model)
-    (tmp_path / "train_with_ray.py").write_text(example)
+    write_ray_train(tmp_path)
     return tmp_path
 
 

@@ -1,17 +1,21 @@
-"""`ray up`, `ray submit` and `ray job submit` for real: two machines on the loopback, by ssh.
+"""`ray up`, `ray submit` and `ray job submit` for real: machines on the loopback, by ssh.
 
 The cluster file is the shipped one, filled in, with other ports. What it does is done: files are
 copied, an environment is made and installed into, Ray is started on the head and, by the head, on
-the worker. Only the packages that we depend on are those of the running environment.
+two workers, of which one is for measuring, as machines with GPUs are. Only the packages that we
+depend on are those of the running environment.
 """
 
+import json
 import os
+import re
 import shutil
 import site
 import socket
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -19,23 +23,31 @@ from getpass import getuser
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import mlflow
 import pytest
+import ray.train
 import yaml
 from commands import environment, said_by, wait_until
 from mlflow.entities import Run
 from ports import free_port
 from programs import find_program
 from ssh import Machines, end_processes, processes_of, ssh_server
+from trainings import SWEPT, write_ray_train
+from wheels import build_wheel
 
+from autoshard.benchmark import MeasurementStore
+from autoshard.benchmark.machine.hardware import physical_cores
 from autoshard.experiments.tracking.runs import EXPERIMENT
 from autoshard.sharders import load_policy
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "experiments" / "cluster" / "local.yaml"
 SCRIPT = "experiments/ppo_shard.py"
-HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # 127.0.0.1 Ray would take for another name of this host
+HEAD, WORKER, MEASURING = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+# 127.0.0.1 Ray would take for another name of this host
+CORES = len(physical_cores())
 PATIENCE = 480.0  # seconds, for any one command; all of this takes an eighth of that when alone
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
@@ -51,6 +63,7 @@ class RunningCluster:
     home: Path
     tracking_uri: str
     dashboard_port: int
+    metrics_port: int
     environment: dict[str, str]
 
     def ray(self, *arguments: str, folder: Path = ROOT, code: int = 0) -> str:
@@ -86,11 +99,13 @@ def ray_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
 
 
-def filled_in(machines: Machines, tracking_uri: str, dashboard_port: int) -> dict[str, Any]:
+def filled_in(
+    machines: Machines, tracking_uri: str, dashboard_port: int, metrics_port: int
+) -> dict[str, Any]:
     """The shipped file, filled in, with ports of our own and our way of ending Ray."""
     cluster: dict[str, Any] = yaml.safe_load(SHIPPED.read_text())
     cluster["cluster_name"] = f"autoshard-test-{os.getpid()}"
-    cluster["provider"].update(head_ip=HEAD, worker_ips=[WORKER])
+    cluster["provider"].update(head_ip=HEAD, worker_ips=[WORKER, MEASURING])
     cluster["auth"].update(ssh_user=getuser(), ssh_private_key=str(machines.key))
     cluster["setup_commands"] = [
         # All that pyproject.toml asks for is there (see `furnish`); nothing is fetched.
@@ -100,20 +115,24 @@ def filled_in(machines: Machines, tracking_uri: str, dashboard_port: int) -> dic
         for command in cluster["setup_commands"]
     ]
     port = str(free_port())
-    for kind, address in (("head", HEAD), ("worker", WORKER)):
-        # One machine has to do for two, and others run Ray on it too.
-        own = (
-            f"--node-ip-address={address} --num-cpus=2 --temp-dir=$HOME/tmp/ray "
-            f"--dashboard-agent-listen-port={free_port()}"
-        )
+    # One machine has to do for three, and others run Ray on it too.
+    own = (
+        "--node-ip-address=$ADDRESS --num-cpus=2 --temp-dir=$HOME/tmp/ray "
+        "--dashboard-agent-listen-port=$AGENT_PORT"
+    )
+    for kind in ("head", "worker"):
         commands = cluster[f"{kind}_start_ray_commands"]
         assert any("ray start" in command for command in commands)
         cluster[f"{kind}_start_ray_commands"] = [
-            command.replace("6379", port).replace("ray start", f"ray start {own}")
+            command.replace("6379", port)
+            .replace("ray start", f"ray start {own}")
+            .replace("/dev/nvidia0", "$HOME/for_measuring")
             for command in commands
         ]
-    ports = f" --dashboard-port={dashboard_port} --ray-client-server-port={free_port()}"
-    cluster["head_start_ray_commands"][-1] += ports
+    cluster["head_start_ray_commands"][-1] += (
+        f" --dashboard-port={dashboard_port} --ray-client-server-port={free_port()}"
+        f" --metrics-export-port={metrics_port}"
+    )
     return cluster
 
 
@@ -127,14 +146,16 @@ def furnish(machines: Machines) -> None:
         'exec python -m ray.scripts.scripts "$@"',
     )
     # Not our own packages: an editable install is not found through PYTHONPATH.
-    line = f'export PATH="{machines.bin}:$PATH" PYTHONPATH="{site.getsitepackages()[0]}"\n'
-    for home in machines.homes.values():
-        (home / ".bashrc").write_text(line)
+    line = f'export PATH="{machines.bin}:$PATH" PYTHONPATH="{site.getsitepackages()[0]}"'
+    for address, home in machines.homes.items():
+        own = f"ADDRESS={address} AGENT_PORT={free_port()}"
+        (home / ".bashrc").write_text(f"{line} {own}\n")
+    (machines.homes[MEASURING] / "for_measuring").touch()
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningCluster]:
-    """A head and a worker, brought up by `ray up`."""
+    """A head and two workers, brought up by `ray up`."""
     sshd = find_program("sshd", "openssh-server", "/usr/sbin")
     for name, package in (("ssh", "openssh-client"), ("rsync", "rsync")):
         find_program(name, package)
@@ -142,14 +163,14 @@ def running() -> Iterator[RunningCluster]:
         # A short path: sockets of Ray lie in it.
         folder = Path(tempfile.mkdtemp(prefix="autoshard-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        machines = Machines(folder, (HEAD, WORKER))
+        machines = Machines(folder, (HEAD, WORKER, MEASURING))
         port = free_port()
         stack.enter_context(ssh_server(sshd, machines, port))
         wait_until("sshd", lambda: answers(port))
         furnish(machines)
         tracking_uri = f"sqlite:///{folder}/mlflow.db"
-        dashboard_port = free_port()
-        description = filled_in(machines, tracking_uri, dashboard_port)
+        ports = free_port(), free_port()
+        description = filled_in(machines, tracking_uri, *ports)
         file = folder / "local.yaml"
         file.write_text(yaml.safe_dump(description))
         client = folder / "client"  # where Ray remembers what is up
@@ -164,7 +185,7 @@ def running() -> Iterator[RunningCluster]:
         }
         known = {k: v for k, v in environment().items() if k != "RAY_ADDRESS"}
         cluster = RunningCluster(
-            file, machines.homes[HEAD], tracking_uri, dashboard_port, {**known, **ours}
+            file, machines.homes[HEAD], tracking_uri, *ports, {**known, **ours}
         )
         cluster.bring_up()
         yield cluster
@@ -235,33 +256,133 @@ def job_server(running: RunningCluster) -> Iterator[str]:
     forwarding.wait(20)
 
 
-def test_submitted_jobs_train_and_log_to_mlflow(
+def test_the_head_starts_ray_on_the_workers(running: RunningCluster) -> None:
+    def all_three() -> bool:
+        return "3 local.cluster.node" in running.ray("exec", str(running.file), "ray status")
+
+    wait_until("the workers", all_three)
+
+
+def test_a_job_that_is_stopped_loses_nothing(
     running: RunningCluster, job_server: str, tmp_path: Path
 ) -> None:
     out, shared = running.home / "job", tmp_path / "shared"
     where = ["--out", str(out), "--storage", str(shared)]
-    submit = ["job", "submit", "--address", job_server, "--working-dir", ".", "--", "python"]
+
+    def job(command: str, *words: str, folder: Path = ROOT) -> str:
+        return running.ray("job", command, "--address", job_server, *words, folder=folder)
+
     # From a folder that holds the script alone: it runs with what is installed on the nodes.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shutil.copy(ROOT / SCRIPT, elsewhere)
-    options = [*TINY.split(), "--iterations", "1", *where]
-    running.ray(*submit, "ppo_shard.py", *options, folder=elsewhere)
+    measured = TINY.replace("--reward estimated", "--reward mixed --measured-share 0.3")
+    patient = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}})  # others use the cores
+    given = ["--submission-id", "stopped", "--no-wait", "--runtime-env-json", patient]
+    given += ["--working-dir", ".", "--", "python"]
+    options = [*measured.split(), "--iterations", "1000", *where]
+    job("submit", *given, "ppo_shard.py", *options, folder=elsewhere)
+    wait_until("iterations", lambda: re.search(r"\n +3/1000", job("logs", "stopped")))
+    job("stop", "stopped")
+    assert "was stopped" in job("status", "stopped")
+    said = job("logs", "stopped")
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    done, copied = iteration(out), iteration(shared / "job")
+    assert done >= int(re.findall(r"\n +(\d+)/1000", said)[-1])  # all that it told of is saved
+    assert done - copied <= 2  # it was checked, and then copied, every two
+    assert running.run_in_mlflow(out).info.status == "KILLED"
+    assert measurements(running) == stored(out) > 0
+
     shutil.rmtree(out)  # as if the head had been lost
     # From the repository, which is uploaded.
-    said = running.ray(*submit, SCRIPT, "--resume", "--iterations", "2", *where)
-    assert "resuming after iteration 1" in said
-    check_trained(running, out, 2, tmp_path)
-    said = running.ray("job", "list", "--address", job_server)
+    again = ["--working-dir", ".", "--", "python", SCRIPT, "--resume", *where]
+    said = job("submit", *again, "--iterations", str(done + 1))
+    assert f"resuming after iteration {copied}" in said
+    check_trained(running, out, done + 1, tmp_path)
+    assert stored(out) > 0
+    said = job("list")
+    assert "STOPPED" in said
     assert "SUCCEEDED" in said
     assert "FAILED" not in said
 
 
-def test_the_head_starts_ray_on_the_worker(running: RunningCluster) -> None:
-    def both() -> bool:
-        return "2 local.cluster.node" in running.ray("exec", str(running.file), "ray status")
+def iteration(run: Path) -> int:
+    """After which a run would go on."""
+    checkpoint: str = json.loads((run / "training.json").read_text())["checkpoint"]
+    return int(checkpoint.removeprefix("checkpoint-"))
 
-    wait_until("the worker", both)
+
+def stored(folder: Path) -> int:
+    """How many shards are in the measurements there."""
+    with MeasurementStore(folder / "costs.db") as store:
+        return len(store)
+
+
+def measurements(running: RunningCluster) -> int:
+    """How many shards the pool has measured, by what Prometheus gets of the head, once it rests."""
+
+    def metrics() -> dict[str, float]:
+        url = f"http://{HEAD}:{running.metrics_port}/metrics"
+        text = build_opener(ProxyHandler({})).open(url, timeout=60).read().decode()
+        line = r'^ray_autoshard_pool_(\w+)\{.*WorkerId="(\w+)".*pool="benchmark-pool"\} (.*)$'
+        found = re.findall(line, text, re.MULTILINE)
+        # Of pools that have ended, counters are left.
+        now = [worker for name, worker, _ in found if name == "devices"]
+        return {name: float(value) for name, worker, value in found if worker in now}
+
+    def rests() -> object:
+        said = running.ray("exec", str(running.file), "python -m autoshard.experiments.pool show")
+        measured = metrics().get("shards_measured_total", 0)
+        return measured and f"{measured:.0f} shards measured, 0 failed" in said
+
+    wait_until("metrics of all that the pool has measured", rests)
+    last = metrics()
+    assert (last["devices"], last["devices_busy"], last["shards_waiting"]) == (CORES, 0, 0)
+    assert 0 <= last["duty"] <= 1
+    return int(last["shards_measured_total"])
+
+
+# All in one job, with the code of a wheel.
+EVERYTHING = """
+set -e
+python -c 'import importlib.util; print(importlib.util.find_spec("autoshard").origin)'
+python -m autoshard collect-costs --tables synthetic:80:1:small --num-shards 12 --devices cpu \\
+    --store "$1/costs.db"
+python -m autoshard tune-shard {SWEPT} --num-samples 2 --max-iterations 2 --reward mixed \\
+    --measured-share 0.3 --storage "$1/sweep" --json "$1/sweep.json"
+job=$PWD
+cd "$1" && python "$job/train_with_ray.py" 3
+"""
+
+
+def test_one_job_measures_sweeps_and_trains_with_a_wheel(
+    running: RunningCluster, job_server: str, tmp_path: Path
+) -> None:
+    running.ray("exec", str(running.file), "python -m autoshard.experiments.pool stop")
+    code, work, shared = (tmp_path / name for name in ("code", "work", "shared"))
+    for folder in (code, work, shared):
+        folder.mkdir()
+    zipfile.ZipFile(build_wheel(code)).extractall(code / "wheel")
+    write_ray_train(work)
+    (work / "everything.sh").write_text(EVERYTHING.replace("{SWEPT}", SWEPT))
+    modules = json.dumps({"py_modules": [str(code / "wheel" / "autoshard")]})
+    given = ["--working-dir", ".", "--runtime-env-json", modules, "--submission-id", "everything"]
+    script = ["sh", "everything.sh", str(shared)]
+    job = ["job", "submit", "--address", job_server, *given, "--", *script]
+    said = running.ray(*job, folder=work)
+    assert "Job 'everything' succeeded" in said
+    assert re.search(r"/py_modules_files/.*/autoshard/__init__\.py", said)
+    assert stored(shared) >= 12
+    told = json.loads((shared / "sweep.json").read_text())
+    assert [(each["status"], each["iterations"]) for each in told["trials"]] == [
+        ("finished", 2)
+    ] * 2
+    assert load_policy(shared / "sweep" / "winner").trained["iterations"] >= 0
+    measured = measurements(running)
+    assert measured == stored(shared) + stored(shared / "sweep") > 12
+    table = ray.train.Result.from_path(shared / "run").metrics_dataframe
+    assert [*zip(table["step"], table["ranks"], strict=True)] == [(step, 4) for step in range(3)]
 
 
 def test_ray_down_ends_the_head(running: RunningCluster) -> None:

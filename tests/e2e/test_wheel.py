@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import PATIENCE, said_by
-from wheels import copy_source
+from wheels import build_wheel
 
 from autoshard.workload import ShardingPlan, load_tables
 
@@ -22,12 +22,7 @@ def run(command: list[str], folder: Path, code: int = 0, **changes: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of what git knows, and of nothing that an earlier build left behind."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy_source(folder / "source")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    run([*pip, "--wheel-dir", str(folder), str(folder / "source")], folder)
-    (found,) = folder.glob("autoshard-*.whl")
-    return found
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Tiny trainings as users run them, several at once, and what a complete run in MLflow is."""
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mlflow.entities import Run
 from autoshard.sharders import load_policy
 from autoshard.workload import ShardingPlan
 
+PAGE = Path(__file__).parents[2] / "docs" / "torchrec.md"
 PATIENCE = 480.0  # seconds; alone one takes 10 to 15, most of which is importing torch
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --check-tasks 2 --check-every 2 "
@@ -78,6 +80,15 @@ def run_sweep(options: str, folder: Path, uri: str) -> dict[str, Any]:
     run("tune_shard.py", f"{options} --mlflow-uri {uri} --storage sweep --json sweep.json", folder)
     told: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
     return told
+
+
+def write_ray_train(folder: Path) -> None:
+    """Write the example of Ray Train in docs/torchrec.md there, and the model that it trains."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (model,) = [block for block in blocks if "def build_model" in block]
+    (example,) = [block for block in blocks if "TorchTrainer(" in block]
+    (folder / "my_model.py").write_text(model)
+    (folder / "train_with_ray.py").write_text(example)
 
 
 def check_complete(

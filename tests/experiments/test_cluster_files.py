@@ -1,6 +1,7 @@
 """The cluster files as they are shipped, against Ray's own schema and command line."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 import tyro
 import yaml
+from jsonschema import Draft202012Validator
 from moto import mock_aws
+from packaging.specifiers import SpecifierSet
 from ray.autoscaler._private.providers import _NODE_PROVIDERS
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import start
 
+from autoshard.benchmark.pool.devices import RESOURCE
 from autoshard.experiments.training.config import PPOShardConfig
 
 ROOT = Path(__file__).parents[2]
@@ -180,6 +184,7 @@ def test_rayjob_runs_the_ray_that_is_pinned() -> None:
     for name, group in groups().items():
         kind = "gpu" if name == "gpu-workers" else "cpu"
         assert container(group)["image"] == f"rayproject/ray:{version}-py311-{kind}"
+    assert "3.11" in SpecifierSet(PROJECT["project"]["requires-python"])
 
 
 def test_ray_accepts_the_rayjobs_options() -> None:
@@ -192,7 +197,7 @@ def test_ray_accepts_the_rayjobs_options() -> None:
         options = ray_start_options(f"ray start {words}")
         if name == "gpu-workers":
             assert options["num_cpus"] == 0
-            assert json.loads(options["resources"]) == {"benchmark": 1}
+            assert json.loads(options["resources"]) == {RESOURCE: 1}
         else:
             assert options["num_cpus"] is None  # as many as the pod has
             assert options["resources"] == "{}"
@@ -221,12 +226,41 @@ def test_rayjob_runs_a_command_that_there_is() -> None:
     assert (python, module_option, module) == ("python", "-m", "autoshard.experiments.ppo_shard")
     config = tyro.cli(PPOShardConfig, args=arguments)
     config.check()
+    assert config.devices == "cuda"  # the pool asks for GPUs: pods of one group have them
     assert config.storage is not None
     assert config.out.is_absolute()
     # Env runners take the CPUs of the head and of the CPU workers that are there from the start.
     there = [groups()["head"], *[groups()["cpu-workers"]] * groups()["cpu-workers"]["replicas"]]
     cpus = sum(int(container(group)["resources"]["limits"]["cpu"]) for group in there)
     assert config.env_runners < cpus
+
+
+@pytest.mark.skipif("KUBERAY_CRD" not in os.environ, reason="KubeRay's schema is in no package")
+def test_kuberay_accepts_the_rayjob() -> None:
+    """And has no word that its schema, a file that is named, does not know."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # it has 25,000 lines
+    definition = yaml.load(Path(os.environ["KUBERAY_CRD"]).read_text(), loader)
+    (version,) = [each for each in definition["spec"]["versions"] if each["storage"]]
+    schema = version["schema"]["openAPIV3Schema"]
+    make_strict(schema)
+    schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
+    job = load("rayjob.yaml")
+    assert job["apiVersion"] == f"ray.io/{version['name']}"
+    assert not [*Draft202012Validator(schema).iter_errors(job)]
+    job["spec"]["shutdownAfterJobEnds"] = True
+    assert len([*Draft202012Validator(schema).iter_errors(job)]) == 1
+
+
+def make_strict(node: Any) -> None:
+    """Forbids unknown fields, as Kubernetes does, and takes words that are its own for JSON's."""
+    if isinstance(node, dict):
+        if node.pop("x-kubernetes-int-or-string", False):
+            node.pop("type", None)
+            node["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+        if "properties" in node and "x-kubernetes-preserve-unknown-fields" not in node:
+            node.setdefault("additionalProperties", False)
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        make_strict(each)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -22,6 +22,8 @@ def test_a_pool_is_shown_and_ended(
     said = run("pool.py", "show", tmp_path).stdout
     assert f"devices of {hardware} with {versions}" in said
     assert f" on {answer.node}" in said
+    assert "0 measure now, 0 shards wait; devices measured " in said
+    assert "1 shards measured, 0 failed; 0 devices lost" in said
     with pytest.raises(PoolError, match=r"measures on cpu, not on cuda: end it first, with .*stop"):
         fresh_pool(kind="cuda").devices()
     assert "the pool is ended" in run("pool.py", "stop", tmp_path).stdout
