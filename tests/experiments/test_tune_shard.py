@@ -129,7 +129,7 @@ def test_tunes_users_open_a_sweep(swept: Path) -> None:
 
 def test_what_mattered_in_a_sweep(swept: Path) -> None:
     """Only the learning rate does."""
-    search = make_search("optuna", SPACE, seed=0, at_once=None)
+    search = make_search(TuneShardConfig(), SPACE)
     points = [search.suggest(str(n)) for n in range(40)]  # type: ignore[union-attr]
     scores = [4 + math.log10(point["learning_rate"]) for point in points]
     document = json.loads((swept / "sweep" / "sweep.json").read_text())
@@ -210,7 +210,7 @@ def test_a_point_is_a_command_line() -> None:
 
 
 def test_the_search_draws_within_the_space_and_first_the_defaults() -> None:
-    search = make_search("optuna", SPACE, seed=0, at_once=None)
+    search = make_search(TuneShardConfig(), SPACE)
     assert isinstance(search, OptunaSearch)
     drawn = [search.suggest(f"t{n}") for n in range(30)]
     assert drawn[0] == default_point(SPACE)
