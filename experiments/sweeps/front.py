@@ -27,6 +27,7 @@ class Front:
     """
 
     def __init__(self, trials: Sequence[Mapping[str, Any]]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._names = [*trials[0]["objectives"]]
         self._study = optuna.create_study(directions=["minimize"] * len(self._names))
         self._study.add_trials(

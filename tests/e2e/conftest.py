@@ -62,7 +62,7 @@ def sweep(
     """Runs of the trials of a sweep that logged to the same file."""
     uri, _ = sqlite_trainings
     folder = tmp_path_factory.mktemp("sweep")
-    options = f"{SWEPT} --num-samples 2 --max-iterations 2"
+    options = f"{SWEPT} --num-samples 10 --max-iterations 2 --objectives step,memory"
     if os.environ.get("AUTOSHARD_PICTURES"):
-        options = f"{PICTURED_SWEEP} --num-samples 16 --max-iterations 15"
+        options = f"{PICTURED_SWEEP} --num-samples 10 --max-iterations 15 --objectives step,memory"
     return [trial["mlflow_run"] for trial in run_sweep(options, folder, uri)["trials"]]

@@ -1,0 +1,158 @@
+"""Sweeps on three nodes that lose a node, then the head, then the driver.
+
+Each is killed with -9 while trials train. The nodes are this test's own, for no other would outlive
+that. After the head, another cluster goes on with what the storage holds.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import psutil
+import pytest
+from commands import PATIENCE, Watched, empty_mlflow, wait_until
+from mlflow import MlflowClient
+from ray.cluster_utils import Cluster
+from trainings import SWEPT
+
+ITERATIONS = 5
+# As Tune's users do.
+RESTORE = """
+import sys
+
+import fsspec
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+from ray.tune import Tuner
+
+from autoshard.experiments.tune_shard import trainable_of
+
+sweep = sys.argv[1]
+filesystem, path = fsspec.core.url_to_fs(sweep)
+where = {"storage_filesystem": PyFileSystem(FSSpecHandler(filesystem))} if "://" in sweep else {}
+Tuner.restore(f"{path}/trials", trainable_of(sweep), resume_errored=True, **where).fit()
+"""
+
+
+@contextmanager
+def three_nodes() -> Iterator[Cluster]:
+    """A head and two workers with a CPU each; what is left of them ends with the block."""
+    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        for node in [*cluster.worker_nodes, *filter(None, [cluster.head_node])]:
+            kill(node)
+
+
+def kill(node: Any) -> None:
+    """With -9, as a machine that goes down does."""
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+def trains(node: Any, sweep: str) -> bool:
+    """Whether a trial that has made an iteration is on the node."""
+    (raylet,) = node.all_processes["raylet"]
+    here = {child.pid for child in psutil.Process(raylet.process.pid).children(recursive=True)}
+    return any(status == "RUNNING" and pid in here for status, pid in noted(sweep).values())
+
+
+def noted(sweep: str) -> dict[str, tuple[str, int]]:
+    """Of each trial in Tune's latest state its status, and the process of its last result."""
+    files, path = fsspec.core.url_to_fs(sweep)
+    files.invalidate_cache()
+    states = sorted(files.glob(f"{path}/trials/experiment_state-*"))
+    try:
+        found = json.loads(files.cat_file(states[-1]))["trial_data"] if states else []
+    except ValueError:
+        return {}
+    trials = [(json.loads(trial), json.loads(more)["last_result"]) for trial, more in found]
+    return {
+        trial["trial_id"]: (trial["status"], (last or {}).get("pid", 0)) for trial, last in trials
+    }
+
+
+def ended(sweep: str) -> set[str]:
+    return {trial for trial, (status, _) in noted(sweep).items() if status == "TERMINATED"}
+
+
+def histories(uri: str) -> dict[str, tuple[str, int | None, list[int]]]:
+    """Of each trial its status and end in MLflow, and the iterations that were logged."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("autoshard")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.kind = 'trial'")
+    assert len({run.data.tags["key"] for run in runs}) == len(runs)
+    return {
+        run.data.tags["key"]: (
+            run.info.status,
+            run.info.end_time,
+            [p.step for p in client.get_metric_history(run.info.run_id, "work/steps")],
+        )
+        for run in runs
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "trials", "moments"), [("folder", 20, (1, 6, 13)), ("object store", 8, (1, 3, 5))]
+)
+def test_nothing_is_lost_or_done_twice(
+    place: str,
+    trials: int,
+    moments: tuple[int, int, int],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """The moments are numbers of trials that have ended."""
+    bucket = f"{request.getfixturevalue('bucket')}/sweep" if place == "object store" else None
+    sweep, uri = bucket or str(tmp_path / "sweep"), empty_mlflow(tmp_path / "mlflow.db")
+    kept: dict[str, Any] = {}  # what was known of trials that had ended
+
+    def kill_after(count: int, driver: Watched, kill: Any) -> None:
+        def reached() -> bool:
+            assert driver.process.poll() is None, driver.log.read_text()
+            return len(ended(sweep)) >= count
+
+        wait_until(f"{count} trials", reached, 400)
+        kill()
+        known = histories(uri)
+        kept.update({trial: known[trial] for trial in ended(sweep)})
+
+    with three_nodes() as nodes:
+        options = f"{SWEPT} --num-samples {trials} --max-iterations {ITERATIONS}"
+        # Ray ends a driver that finds no head for so long; its default is a minute.
+        known = {"RAY_ADDRESS": nodes.address, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        driver = Watched("tune_shard.py", f"{options} --storage {sweep}", tmp_path, **known)
+        busy: list[Any] = []
+        wait_until(
+            "a trial on a worker",
+            lambda: busy.extend(n for n in nodes.worker_nodes if trains(n, sweep)) or busy,
+        )
+        kill_after(moments[0], driver, lambda: nodes.remove_node(busy[0], allow_graceful=False))
+        driver.wait_for("crashed and continues from its checkpoint")
+        kill_after(moments[1], driver, lambda: kill(nodes.head_node))
+        assert driver.process.wait(PATIENCE) != 0
+    (tmp_path / "restore.py").write_text(RESTORE)
+    with three_nodes() as nodes:
+        address = {"RAY_ADDRESS": nodes.address}
+        driver = Watched(str(tmp_path / "restore.py"), sweep, tmp_path, **address)
+        kill_after(moments[2], driver, driver.kill)
+        options = f"--resume --storage {sweep} --json told.json"
+        Watched("tune_shard.py", options, tmp_path, **address).end()
+    told = json.loads((tmp_path / "told.json").read_text())
+    found = histories(uri)
+    assert len(told["trials"]) == len(found) == trials
+    assert {trial["trial_id"] for trial in told["trials"]} == found.keys()
+    for trial in told["trials"]:
+        assert (trial["status"], trial["iterations"]) == ("finished", ITERATIONS)
+    for status, _, steps in found.values():
+        assert status == "FINISHED"
+        assert sorted(set(steps)) == [*range(1, ITERATIONS + 1)]
+    assert len(kept) >= moments[2]
+    assert {trial: found[trial] for trial in kept} == kept
