@@ -10,11 +10,7 @@ import optuna
 from autoshard.experiments.console.outputs import save_picture
 
 PICTURE = "front.png"
-LABELS: Mapping[str, str] = {
-    "step": "step / heuristic's",
-    "memory": "fullest device, MB",
-    "planning": "planning, ms",
-}
+LABELS: Mapping[str, str] = {"step": "score", "memory": "memory MB", "planning": "planning ms"}
 _RUN = "mlflow_run"
 
 

@@ -195,7 +195,7 @@ def test_population_based_training_measures_on_the_one_pool(
 
 def test_step_against_memory_and_planning_has_a_front(cluster: object, tmp_path: Path) -> None:
     options = "--objectives memory,step,planning --num-samples 4 --storage sweep --json sweep.json"
-    done = run("tune_shard.py", f"{TINY} --num-envs 4 {options}", tmp_path)
+    done = run("tune_shard.py", f"{TINY} --max-iterations 2 {options}", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     trials = {trial["mlflow_run"]: trial for trial in told["trials"]}
     values = {run: tuple(trial["objectives"].values()) for run, trial in trials.items()}
@@ -227,7 +227,7 @@ def test_step_against_memory_and_planning_has_a_front(cluster: object, tmp_path:
 
 def test_pb2_changes_numbers_of_worse_trials(cluster: object, tmp_path: Path) -> None:
     options = "--num-samples 4 --scheduler pb2 --reward estimated --storage sweep --json sweep.json"
-    run("tune_shard.py", f"{TINY} --max-iterations 8 {options}", tmp_path)
+    run("tune_shard.py", f"{TINY} --max-iterations 6 {options}", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert told["finished"] == 4
     for trial in told["trials"]:
