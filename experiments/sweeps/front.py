@@ -51,8 +51,9 @@ class Front:
         # Optuna changes the style of all pictures that follow, and warns of a new interface.
         with pyplot.rc_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            axes = plot_pareto_front(self._study, target_names=[LABELS[n] for n in self._names])
-            axes.figure.set_layout_engine("constrained")
-            save_picture(axes.figure, folder / PICTURE)
-            pyplot.close(axes.figure)
+            labels = [LABELS[name] for name in self._names]
+            figure: Any = plot_pareto_front(self._study, target_names=labels).figure
+            figure.set_layout_engine("constrained")
+            save_picture(figure, folder / PICTURE)
+            pyplot.close(figure)
         return folder / PICTURE
