@@ -309,6 +309,7 @@ def test_the_front_of_a_sweep(
     screen.click("front")
     screen.click("front.png")
     wait_until("the picture", lambda: screen.driver.execute_script(PICTURE))
+    screen.picture("mlflow-front.png")
 
 
 def test_the_page_about_a_plan(screen: Screen, experiment: str, comparison: str) -> None:
