@@ -5,20 +5,24 @@ that. After the head, another cluster goes on with what the storage holds.
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
 import psutil
 import pytest
-from commands import PATIENCE, Watched, empty_mlflow, wait_until
+from commands import PATIENCE, Watched, empty_mlflow, environment, wait_until
 from mlflow import MlflowClient
-from ray.cluster_utils import Cluster
+from ports import free_port
 from trainings import SWEPT
 
 ITERATIONS = 5
+OPEN = {"RAY_AUTH_MODE": "disabled"}  # the session's own cluster has another token
 # As Tune's users do.
 RESTORE = """
 import sys
@@ -36,31 +40,57 @@ Tuner.restore(f"{path}/trials", trainable_of(sweep), resume_errored=True, **wher
 """
 
 
+class Node:
+    """A Ray node with one CPU, in processes of its own.
+
+    Ray ends every process that has talked to a head that is lost, so these tests do not.
+    """
+
+    def __init__(self, log: Path, options: str) -> None:
+        words = f"-m ray.scripts.scripts start --block --num-cpus 1 --disable-usage-stats {options}"
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *words.split()],
+                env={**environment(), **OPEN},
+                stdout=output,
+                stderr=output,
+            )
+        wait_until(f"a node, see {log}", lambda: "Ray runtime started" in log.read_text())
+
+    def children(self) -> list[psutil.Process]:
+        """Its processes; none once it is lost."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def kill(self) -> None:
+        """With -9, as a machine that goes down does."""
+        for process in [*self.children(), self.process]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def trains(self, sweep: str) -> bool:
+        """Whether a trial that has made an iteration is on it."""
+        here = {child.pid for child in self.children()}
+        return any(status == "RUNNING" and pid in here for status, pid in noted(sweep).values())
+
+
 @contextmanager
-def three_nodes() -> Iterator[Cluster]:
-    """A head and two workers with a CPU each; what is left of them ends with the block."""
-    quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1)
-        yield cluster
-    finally:
-        for node in [*cluster.worker_nodes, *filter(None, [cluster.head_node])]:
-            kill(node)
-
-
-def kill(node: Any) -> None:
-    """With -9, as a machine that goes down does."""
-    node.kill_all_processes(check_alive=False, allow_graceful=False)
-
-
-def trains(node: Any, sweep: str) -> bool:
-    """Whether a trial that has made an iteration is on the node."""
-    (raylet,) = node.all_processes["raylet"]
-    here = {child.pid for child in psutil.Process(raylet.process.pid).children(recursive=True)}
-    return any(status == "RUNNING" and pid in here for status, pid in noted(sweep).values())
+def three_nodes() -> Iterator[tuple[str, list[Node]]]:
+    """The address of a cluster and its nodes, the head first; they end with the block."""
+    # A short path, for sockets are in it.
+    with TemporaryDirectory(prefix="as", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        address, nodes = f"127.0.0.1:{free_port()}", list[Node]()
+        head = f"--head --port {address.rpartition(':')[2]} --include-dashboard=false"
+        local = "--node-ip-address 127.0.0.1"
+        try:
+            for options in (f"{head} --temp-dir {folder}/r", *[f"--address {address}"] * 2):
+                nodes.append(Node(Path(folder) / f"{len(nodes)}.log", f"{options} {local}"))
+            yield address, nodes
+        finally:
+            for node in reversed(nodes):
+                node.kill()
 
 
 def noted(sweep: str) -> dict[str, tuple[str, int]]:
@@ -124,27 +154,28 @@ def test_nothing_is_lost_or_done_twice(
         known = histories(uri)
         kept.update({trial: known[trial] for trial in ended(sweep)})
 
-    with three_nodes() as nodes:
+    with three_nodes() as (address, nodes):
         options = f"{SWEPT} --num-samples {trials} --max-iterations {ITERATIONS}"
         # Ray ends a driver that finds no head for so long; its default is a minute.
-        known = {"RAY_ADDRESS": nodes.address, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        known = {**OPEN, "RAY_ADDRESS": address, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
         driver = Watched("tune_shard.py", f"{options} --storage {sweep}", tmp_path, **known)
-        busy: list[Any] = []
+        head, *workers = nodes
+        busy: list[Node] = []
         wait_until(
             "a trial on a worker",
-            lambda: busy.extend(n for n in nodes.worker_nodes if trains(n, sweep)) or busy,
+            lambda: busy.extend(node for node in workers if node.trains(sweep)) or busy,
         )
-        kill_after(moments[0], driver, lambda: nodes.remove_node(busy[0], allow_graceful=False))
+        kill_after(moments[0], driver, busy[0].kill)
         driver.wait_for("crashed and continues from its checkpoint")
-        kill_after(moments[1], driver, lambda: kill(nodes.head_node))
+        kill_after(moments[1], driver, head.kill)
         assert driver.process.wait(PATIENCE) != 0
     (tmp_path / "restore.py").write_text(RESTORE)
-    with three_nodes() as nodes:
-        address = {"RAY_ADDRESS": nodes.address}
-        driver = Watched(str(tmp_path / "restore.py"), sweep, tmp_path, **address)
+    with three_nodes() as (address, _):
+        known = {**OPEN, "RAY_ADDRESS": address}
+        driver = Watched(str(tmp_path / "restore.py"), sweep, tmp_path, **known)
         kill_after(moments[2], driver, driver.kill)
         options = f"--resume --storage {sweep} --json told.json"
-        Watched("tune_shard.py", options, tmp_path, **address).end()
+        Watched("tune_shard.py", options, tmp_path, **known).end()
     told = json.loads((tmp_path / "told.json").read_text())
     found = histories(uri)
     assert len(told["trials"]) == len(found) == trials
