@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Show which hyperparameters mattered in a finished sweep, as a table and pictures."""
+"""Show which hyperparameters mattered in a finished sweep, and its Pareto front."""
 
 import math
 import warnings
@@ -13,10 +13,12 @@ import optuna
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.visualization.matplotlib import plot_param_importances, plot_slice
 from ray.tune.search.optuna import OptunaSearch
+from rich.console import RenderableType
 
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file, check_folder, save_picture
 from autoshard.experiments.sweeps.config import SWEEP, TuneShardConfig, read_sweep
+from autoshard.experiments.sweeps.front import LABELS
 from autoshard.experiments.sweeps.search_space import search_space
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.storage import Storage, absolute
@@ -33,7 +35,8 @@ class AnalyzeSweepConfig:
     """Show which hyperparameters mattered in a finished sweep of tune_shard.py.
 
     Importance is the share of the scores' variance that single hyperparameters explain (fANOVA).
-    Its interval is over resampled trials. Both are logged to the sweep's run in MLflow.
+    Its interval is over resampled trials. Both are logged to the sweep's run in MLflow. A sweep
+    with several --objectives also has a Pareto front: trials of which none is better in all.
     """
 
     storage: str = "runs/sweep"
@@ -60,6 +63,8 @@ def main(config: AnalyzeSweepConfig) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     with documents.naming(f"{storage.uri}/{SWEEP}"), documents.fields_of("sweep"):
+        if len(sweep.metrics) > 1:
+            cli.show(_front(sweep, result))
         trials = _trials(sweep, result["trials"])
     scores = {trial.value for trial in trials}
     if len(scores) < _MIN_TRIALS:
@@ -99,11 +104,23 @@ def main(config: AnalyzeSweepConfig) -> None:
         documents.write(config.json, {"trials": len(trials), "hyperparameters": found})
 
 
+def _front(sweep: TuneShardConfig, result: dict[str, Any]) -> list[RenderableType]:
+    """Returns a table of the trials on the Pareto front, the best step first."""
+    shown = new_table(("run in MLflow", *(LABELS[name] for name in sweep.metrics)))
+    by_run = {found["mlflow_run"]: found for found in result["trials"]}
+    for run in result["front"]:
+        values = (f"{by_run[run]['objectives'][name]:,.4g}" for name in sweep.metrics)
+        shown.add_row(run, *values)
+    title = f"Pareto front, {len(result['front'])} of {result['finished']} trials:"
+    others = "the winner is the first, by its step; for another: --policy runs:/RUN/policy"
+    return [title, shown, others]
+
+
 def _trials(
     sweep: TuneShardConfig, outcomes: Sequence[dict[str, Any]]
 ) -> list[optuna.trial.FrozenTrial]:
     """Returns the finished trials as Optuna's."""
-    space: Any = dict(search_space(population_based=sweep.scheduler == "pbt"))
+    space: Any = dict(search_space(sweep.is_population_based))
     distributions = OptunaSearch.convert_search_space(space)
     return [
         optuna.create_trial(

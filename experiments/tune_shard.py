@@ -3,7 +3,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,7 +72,7 @@ def _swept(
     # 2. Shared by all trials: tables by part, the cost model, the store of measurements.
     tables, task = _shared(config, storage)
     model, store = task.model, task.store
-    space = search_space(population_based=config.scheduler == "pbt")
+    space = search_space(config.is_population_based)
     tags = {
         "tables": short_name(config.tables),
         "hardware": model.provenance.hardware,
@@ -106,8 +106,8 @@ def _swept(
 
         # 4. All trials.
         cli.say(
-            f"{config.num_samples} trials: {name}, {config.scheduler}, {config.search_name} "
-            f"search; results are in {config.storage}"
+            f"{config.num_samples} trials: {name}, {config.scheduler_name}, {config.search_name} "
+            f"search for {config.objectives}; results are in {config.storage}"
         )
         scheduler = make_scheduler(config, space)
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
@@ -116,13 +116,16 @@ def _swept(
         trials, ended = run_trials(task, config, space, scheduler, logged, storage, resumed, budget)
         if not ended:
             raise KeyboardInterrupt(f"continue with --resume --storage {config.storage}")
-        outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
+        outcomes = [
+            TrialOutcome.of(trial, config.metrics, logged.run_of(trial).run_id) for trial in trials
+        ]
         left_out = config.num_samples - len(finished(outcomes))
         if budget.is_spent and left_out:
             cli.say(f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score")
 
         # 5. The winner is tested against the defaults, stored and registered.
         winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
+        front = _front(outcomes, config, run)
         trial_runs = [logged.run_of(trial) for trial in trials]
         run.note(
             f"The best of {len(trial_runs)} trials has the score {winner['best']['score']:.4f}: "
@@ -138,6 +141,7 @@ def _swept(
             "what": "policy",
             "trials": [asdict(found) for found in outcomes],
             "finished": len(finished(outcomes)),
+            "front": front,
             "mlflow_run": run.run_id,
             **winner,
             "at_once": logged.at_once,
@@ -148,6 +152,24 @@ def _swept(
         }
         _keep_document(storage, {**kept, "result": result})
         return result
+
+
+def _front(
+    outcomes: Sequence[TrialOutcome], config: TuneShardConfig, run: runs.TrackedRun
+) -> list[str]:
+    """Draws the Pareto front of several objectives; returns the runs on it in MLflow."""
+    if len(config.metrics) == 1:
+        return []
+    from autoshard.experiments.sweeps.front import Front
+
+    front = Front([asdict(found) for found in finished(outcomes)])
+    with tempfile.TemporaryDirectory() as place:
+        run.artifact(front.draw(Path(place)), "front")
+    cli.say(
+        f"{len(front.runs)} trials are on the Pareto front of {config.objectives}, the winner by "
+        "its step: analyze_sweep.py lists them"
+    )
+    return front.runs
 
 
 def _shared(

@@ -13,7 +13,8 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining
 
 from autoshard.benchmark.pool.devices import first_line
 from autoshard.experiments.console import cli
-from autoshard.experiments.sweeps.trial import SCORE, STEP_SECONDS
+from autoshard.experiments.sweeps.config import SCORE
+from autoshard.experiments.sweeps.trial import STEP_SECONDS
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.report import curves
 from autoshard.experiments.training.run_folder import RunFolder, policy_files

@@ -10,15 +10,16 @@ from typing import Any
 from ray.tune import Trainable
 
 from autoshard.cost_model import CostModel
+from autoshard.experiments.sweeps.config import OBJECTIVES
 from autoshard.experiments.sweeps.search_space import hyperparameters
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.policy_evaluation import Parts
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
 
-# Names in the results of trials: the minimised score, seconds of all iterations, and seconds of
+# Names in the results of trials, beside the objectives: seconds of all iterations, and seconds of
 # this step, if it made an iteration.
-SCORE, SECONDS, STEP_SECONDS = "score", "train_seconds", "seconds"
+SECONDS, STEP_SECONDS = "train_seconds", "seconds"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class PolicyTrial(Trainable):
         progress = training.progress
         return {
             **figures,
-            SCORE: progress.last_check,
+            OBJECTIVES["step"]: progress.last_check,
+            OBJECTIVES["memory"]: progress.last_memory_mb,
+            OBJECTIVES["planning"]: progress.last_planning_ms,
             SECONDS: progress.seconds,
             "iteration": progress.iteration,
             "done": training.done,

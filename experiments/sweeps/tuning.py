@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,13 +27,14 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Float
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.sweeps.config import SearchName, TuneShardConfig
+from autoshard.experiments.sweeps.config import SCORE, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import Space, Value, default_point, mutations, within
-from autoshard.experiments.sweeps.trial import SCORE, SECONDS, PolicyTask, PolicyTrial
+from autoshard.experiments.sweeps.trial import SECONDS, PolicyTask, PolicyTrial
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import UserError
 
@@ -43,7 +44,7 @@ _FAILURES = 3  # failures of a trial before it is given up
 _KEPT = 3  # checkpoints of a trial, because others may be about to resume from one of them
 _REDUCTION = 3  # ASHA continues one of three trials at each rung
 _REPORT_SECONDS = 30  # between two tables of all trials
-_COLUMNS = {SCORE: SCORE, "iteration": "iterations", SECONDS: "seconds"}
+_COLUMNS = {"iteration": "iterations", SECONDS: "seconds"}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,15 @@ class TrialOutcome:
     values: dict[str, Value]
     status: str
     score: float | None
+    objectives: dict[str, float]
     iterations: int
     train_seconds: float
     failures: int
     mlflow_run: str
 
     @staticmethod
-    def of(trial: Trial, mlflow_run: str) -> "TrialOutcome":
-        """Returns the result of a trial of Tune."""
+    def of(trial: Trial, metrics: Mapping[str, str], mlflow_run: str) -> "TrialOutcome":
+        """Returns the result of a trial of Tune, with its objectives by these names."""
         last, status = trial.last_result or {}, "failed"
         if trial.status == Trial.TERMINATED:
             status = "stopped" if trial.checkpoint is None else "finished"
@@ -70,6 +72,7 @@ class TrialOutcome:
             dict(trial.config),
             status,
             last.get(SCORE),
+            {name: float(last[metric]) for name, metric in metrics.items() if metric in last},
             int(last.get("iteration", 0)),
             float(last.get(SECONDS, 0.0)),
             trial.num_failures,
@@ -78,19 +81,23 @@ class TrialOutcome:
 
 
 def finished(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Returns finished trials by score, and of equal ones, by training time."""
+    """Returns finished trials by score, of equal ones by further objectives, then training time.
+
+    The first one is thus on the Pareto front of the objectives.
+    """
     ended = [o for o in outcomes if o.status == "finished" and o.score is not None]
-    return sorted(ended, key=lambda o: (o.score, o.train_seconds))
+    return sorted(ended, key=lambda o: (o.score, *o.objectives.values(), o.train_seconds))
 
 
 def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
     """Returns the scheduler, which does not act on a trial before its first evaluation.
 
     ASHA stops the worse two thirds at one third of the iterations, at one ninth, and so on.
-    Population based training continues the worst quarter from checkpoints of the best one.
+    Population based training continues the worst quarter from checkpoints of the best one. PB2
+    draws numbers on a linear scale there, and takes categories from the trial that it copies.
     """
     grace = min(config.check_every, config.max_iterations)
-    if config.scheduler == "asha":
+    if config.scheduler_name == "asha":
         return ASHAScheduler(
             time_attr="iteration",
             max_t=config.max_iterations,
@@ -104,20 +111,32 @@ def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
             hyperparam_mutations=mutations(space),
             custom_explore_fn=partial(within, space),
         )
+    if config.scheduler == "pb2":
+        from ray.tune.schedulers.pb2 import PB2  # loads scikit-learn
+
+        return PB2(
+            time_attr="iteration",
+            perturbation_interval=grace,
+            hyperparam_bounds={
+                n: [d.lower, d.upper] for n, d in space.items() if isinstance(d, Float)
+            },
+            custom_explore_fn=partial(within, space),
+        )
     return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
-def make_search(
-    name: SearchName, space: Space, seed: int, at_once: int | None
-) -> SearchAlgorithm | Searcher:
+def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Searcher:
     """Returns the search algorithm, which tries the default hyperparameters first."""
-    first = [default_point(space)]
-    if name == "optuna":
+    first, seed, at_once = [default_point(space)], config.seed, config.at_once
+    if config.search_name == "optuna":
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         searched: Any = dict(space)
-        search = OptunaSearch(searched, SCORE, "min", points_to_evaluate=first, seed=seed)
+        # A list of one metric would be several objectives to it, whose rules for values differ.
+        several = [*config.metrics.values()] if len(config.metrics) > 1 else None
+        metric, mode = (several, ["min"] * len(several)) if several else (SCORE, "min")
+        search = OptunaSearch(searched, metric, mode, points_to_evaluate=first, seed=seed)
         return search if at_once is None else ConcurrencyLimiter(search, at_once)
     return BasicVariantGenerator(
         points_to_evaluate=first, max_concurrent=at_once or 0, random_state=seed
@@ -155,15 +174,16 @@ def run_trials(
     filesystem = None
     if not storage.is_local:
         filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
-    search = make_search(config.search_name, space, config.seed, config.at_once)
+    search = make_search(config, space)
+    one = len(config.metrics) == 1  # of several, Tune leaves all to the search
     # Written to the storage as tuner.pkl, from which `Tuner.restore` of Tune's users goes on.
     tuner = tune.Tuner(
         trainable(task),
         # Optuna has the space already.
         param_space=dict(space) if isinstance(search, BasicVariantGenerator) else None,
         tune_config=TuneConfig(
-            metric=SCORE,
-            mode="min",
+            metric=SCORE if one else None,
+            mode="min" if one else None,
             num_samples=config.num_samples,
             time_budget_s=budget.left_s() if budget.is_limited else None,
             search_alg=search,
@@ -181,7 +201,7 @@ def run_trials(
             callbacks=[callback],
             verbose=1,
             progress_reporter=CLIReporter(
-                metric_columns=_COLUMNS,
+                metric_columns={m: m for m in config.metrics.values()} | _COLUMNS,
                 parameter_columns=list(space),
                 max_report_frequency=_REPORT_SECONDS,
                 print_intermediate_tables=True,

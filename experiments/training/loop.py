@@ -149,7 +149,12 @@ class Training:
         """Evaluates the policy; keeps it with its cost model if its score is the best so far."""
         policy = self._policy()
         metrics = self._evaluator.score(policy, self.model)
-        self.progress = replace(self.progress, last_check=metrics["score"])
+        self.progress = replace(
+            self.progress,
+            last_check=metrics["score"],
+            last_memory_mb=metrics["memory_mb"],
+            last_planning_ms=metrics["planning_ms"],
+        )
         if metrics["score"] <= self.progress.best_check:
             self.progress = replace(self.progress, best_check=metrics["score"])
             self._keep(policy)

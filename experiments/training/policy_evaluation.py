@@ -1,6 +1,7 @@
 """Evaluation of a policy on tables that it is not trained on, with costs by the cost model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import geometric_mean, median
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
@@ -77,7 +78,9 @@ class PolicyEvaluator:
         `over_heuristic` is the policy's step time over that of each task's best heuristic, as the
         geometric mean over tasks. Where memory is too tight for all heuristics, the untrained
         policy replaces them. `without_plan` counts tasks without a plan of the policy. Each adds 1
-        to the `score`, so that another plan counts more than any time saved.
+        to the `score`, so that another plan counts more than any time saved. `memory_mb` is what
+        the fullest device of a plan holds, as the geometric mean over tasks; without a plan, all
+        of the largest device counts. `planning_ms` is the median time to make a plan.
         """
         if self._references is None or self._references[0] is not model:
             found = best_of_each(steps_of(self.outcomes(policy, model, HEURISTICS)))
@@ -86,13 +89,17 @@ class PolicyEvaluator:
                 pairs = zip(found, steps_of(untrained)["policy"], strict=True)
                 found = [start if best is None else best for best, start in pairs]
             self._references = (model, found)
-        ours = steps_of(self.outcomes(policy, model, ("policy",)))["policy"]
+        outcomes = self.outcomes(policy, model, ("policy",))
+        ours = steps_of(outcomes)["policy"]
         ratio = relative(ours, self._references[1])
         failed = ours.count(None)
         return {
             "over_heuristic": float("nan") if ratio is None else ratio.value,
             "without_plan": failed,
             "score": failed + (1.0 if ratio is None else ratio.value),
+            "memory_mb": geometric_mean(map(_fullest_mb, self.tasks, outcomes["policy"])),
+            # The median, for the first plan loads what the others use.
+            "planning_ms": 1e3 * median(o.seconds or 0.0 for o in outcomes["policy"]),
         }
 
     def outcomes(
@@ -115,3 +122,9 @@ class PolicyEvaluator:
         oracle = price(model, first.batch_size)
         planners = Planners(tuple(names), oracle, policy, self.seed, others=others or {})
         return estimated(make_plans(planners.sharders(), self.tasks), self.tasks, oracle)
+
+
+def _fullest_mb(task: ShardingTask, outcome: Outcome) -> float:
+    """Returns the memory of a plan's fullest device; without a plan, that of the largest device."""
+    held = task.devices if outcome.cost is None else outcome.cost.devices
+    return max(device.memory_bytes for device in held) / 1e6

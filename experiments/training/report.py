@@ -38,6 +38,8 @@ _TEST_TASKS = 8
 _CURVES = {
     "check_over_heuristic": "check/over_best_heuristic",
     "check_without_plan": "check/without_plan",
+    "check_memory_mb": "check/memory_mb",
+    "check_planning_ms": "check/planning_ms",
     "step_over_bound": "episodes/step_over_bound",
     "episode_return": "episodes/return",
     "infeasible": "episodes/infeasible",

@@ -30,6 +30,8 @@ class Progress:
     best_check: float  # score of the kept policy
     seconds: float  # time of all iterations
     last_check: float  # score of the latest evaluation
+    last_memory_mb: float = 0.0  # its memory_mb
+    last_planning_ms: float = 0.0  # its planning_ms
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ PICTURED = (
     "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.6 --iterations 16 --reward estimated"
 )
 PICTURED_SWEEP = (
-    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --num-envs 32 --check-tasks 16 "
-    "--check-every 5 --memory-fill 0.8"
+    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --num-envs 32 --check-tasks 8 "
+    "--check-every 2 --memory-fill 0.8"
 )
 
 
@@ -62,7 +62,7 @@ def sweep(
     """Runs of the trials of a sweep that logged to the same file."""
     uri, _ = sqlite_trainings
     folder = tmp_path_factory.mktemp("sweep")
-    options = f"{SWEPT} --num-samples 2 --max-iterations 2"
+    options = f"{SWEPT} --num-samples 10 --max-iterations 2 --objectives step,memory"
     if os.environ.get("AUTOSHARD_PICTURES"):
-        options = f"{PICTURED_SWEEP} --num-samples 16 --max-iterations 15"
+        options = f"{PICTURED_SWEEP} --num-samples 10 --max-iterations 12 --objectives step,memory"
     return [trial["mlflow_run"] for trial in run_sweep(options, folder, uri)["trials"]]

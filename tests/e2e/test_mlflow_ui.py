@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from commands import wait_until
+from commands import run, wait_until
 from mlflow import MlflowClient
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -46,6 +47,8 @@ WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
 # The points of the first chart of a page.
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
 return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
+# Whether a picture is shown.
+PICTURE = "return [...document.images].some(i => i.naturalWidth > 300 && i.clientWidth > 100)"
 CURVES = (  # two sections: charts further down are drawn when they are scrolled to
     "episodes/step_over_bound",
     "episodes/return",
@@ -57,6 +60,11 @@ CURVES = (  # two sections: charts further down are drawn when they are scrolled
 
 
 COMPARED = ("learning_rate", "epochs", "clip")  # hyperparameters of a sweep
+OF_TRIALS = ("check/memory_mb", "check/over_best_heuristic", "check/planning_ms")
+# Of each chart by its metric, the last value of each run.
+CHARTS = """return Object.fromEntries([...document.querySelectorAll('.js-plotly-plot')].map(
+    ({data}) => [data[0]?.metricKey, Object.fromEntries(data.map(d => [d.uuid, [...d.y].at(-1)]))]
+))"""
 
 
 @dataclass(frozen=True)
@@ -146,9 +154,28 @@ class Screen:
 
 
 @pytest.fixture(scope="module")
+def comparison(
+    sqlite_trainings: tuple[str, list[Training]], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The run of a comparison, which keeps a page about the best plan of each task."""
+    uri, _ = sqlite_trainings
+    options = (
+        "--tables synthetic:80:1:small --num-tasks 1 --num-tables 10 --num-devices 3 --no-probe "
+        f"--sharders dim,size,cost_fused --json told.json --mlflow-uri {uri}"
+    )
+    run("compare.py", options, tmp_path_factory.mktemp("compared"))
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name("autoshard")
+    assert found is not None
+    (compared,) = client.search_runs([found.experiment_id], "tags.kind = 'compare'")
+    return str(compared.info.run_id)
+
+
+@pytest.fixture(scope="module")
 def server(
     sqlite_trainings: tuple[str, list[Training]],
     sweep: list[str],
+    comparison: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """`mlflow ui` as anybody starts it, over what our commands logged."""
@@ -200,7 +227,8 @@ def test_the_table_of_runs(
     uri, trainings = sqlite_trainings
     client = MlflowClient(uri)
     runs = [client.get_run(training.run_id) for training in trainings]
-    number = len(runs) + 1 + len(sweep)  # with the sweep's and those folded under it
+    # With the sweep's and those folded under it, and the comparison's.
+    number = len(runs) + 1 + len(sweep) + 1
     screen.open(f"{experiment}/runs")
     screen.wait_for_text(f"{number} matching runs", "Run Name", "Created", "Duration", "Source")
     screen.wait_for_text("ppo_shard.py", *(run.info.run_name for run in runs))
@@ -238,8 +266,7 @@ def test_the_picture_of_a_plan(
     screen.open(f"{experiment}/runs/{training.run_id}/artifacts")
     screen.click("plans")
     screen.click("policy.png")
-    script = "return [...document.images].some(i => i.naturalWidth > 300 && i.clientWidth > 100)"
-    wait_until("the picture", lambda: screen.driver.execute_script(script))
+    wait_until("the picture", lambda: screen.driver.execute_script(PICTURE))
     screen.picture("mlflow-plan.png")
 
 
@@ -254,3 +281,42 @@ def test_the_trials_of_a_sweep_compared(screen: Screen, experiment: str, sweep: 
     axes = len(COMPARED) + 1
     wait_until("axes", lambda: screen.count(".parcoords .y-axis") == axes)
     screen.picture("mlflow-sweep.png")
+
+
+def test_ten_trials_of_a_sweep_in_three_charts(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]], sweep: list[str]
+) -> None:
+    # In the order of creation, trials would be folded under their sweep, and not drawn.
+    which, order = quote("tags.kind = 'trial'"), quote("metrics.`score`")
+    view = f"compareRunsMode=CHART&searchFilter={which}&orderByKey={order}&orderByAsc=true"
+    screen.open(f"{experiment}/runs?{view}")
+    screen.wait_for_text(f"{len(sweep)} matching runs")
+    search = screen.driver.find_element(By.CSS_SELECTOR, "input[placeholder*='Search metric']")
+    search.send_keys("^(" + "|".join(OF_TRIALS) + ")$")
+    client = MlflowClient(sqlite_trainings[0])
+    metrics = {run: client.get_run(run).data.metrics for run in sweep}
+    assert len(metrics) == 10
+    values = {name: {run: found[name] for run, found in metrics.items()} for name in OF_TRIALS}
+    wait_until(f"charts of {values}", lambda: screen.driver.execute_script(CHARTS) == values)
+    screen.picture("mlflow-charts.png")
+
+
+def test_the_front_of_a_sweep(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]], sweep: list[str]
+) -> None:
+    trial = MlflowClient(sqlite_trainings[0]).get_run(sweep[0])
+    screen.open(f"{experiment}/runs/{trial.data.tags['mlflow.parentRunId']}/artifacts")
+    screen.click("front")
+    screen.click("front.png")
+    wait_until("the picture", lambda: screen.driver.execute_script(PICTURE))
+    screen.picture("mlflow-front.png")
+
+
+def test_the_page_about_a_plan(screen: Screen, experiment: str, comparison: str) -> None:
+    screen.open(f"{experiment}/runs/{comparison}/artifacts")
+    screen.click("plans")
+    screen.click("0.html")
+    screen.wait_for("iframe")
+    screen.driver.switch_to.frame(screen.driver.find_element(By.TAG_NAME, "iframe"))
+    screen.wait_for_text("Expected step", "Time and memory of each device", "Tables")
+    screen.driver.switch_to.default_content()

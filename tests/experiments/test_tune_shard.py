@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.image
 import pytest
 from commands import run
 from mlflow import MlflowClient
@@ -129,7 +130,7 @@ def test_tunes_users_open_a_sweep(swept: Path) -> None:
 
 def test_what_mattered_in_a_sweep(swept: Path) -> None:
     """Only the learning rate does."""
-    search = make_search("optuna", SPACE, seed=0, at_once=None)
+    search = make_search(TuneShardConfig(), SPACE)
     points = [search.suggest(str(n)) for n in range(40)]  # type: ignore[union-attr]
     scores = [4 + math.log10(point["learning_rate"]) for point in points]
     document = json.loads((swept / "sweep" / "sweep.json").read_text())
@@ -192,6 +193,50 @@ def test_population_based_training_measures_on_the_one_pool(
     assert inputs == {"synthetic:80:1:small", "costs.db"}
 
 
+def test_step_against_memory_and_planning_has_a_front(cluster: object, tmp_path: Path) -> None:
+    options = "--objectives memory,step,planning --num-samples 4 --storage sweep --json sweep.json"
+    done = run("tune_shard.py", f"{TINY} --max-iterations 2 {options}", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    trials = {trial["mlflow_run"]: trial for trial in told["trials"]}
+    values = {run: tuple(trial["objectives"].values()) for run, trial in trials.items()}
+    for trial in told["trials"]:
+        assert [*trial["objectives"]] == ["memory", "step", "planning"]
+        assert trial["objectives"]["step"] == trial["score"]
+        assert trial["objectives"]["memory"] > 0
+        assert trial["objectives"]["planning"] > 0
+
+    def is_best(own: tuple[float, ...]) -> bool:
+        others = set(values.values()) - {own}
+        return not any(all(a <= b for a, b in zip(o, own, strict=True)) for o in others)
+
+    assert {values[run] for run in told["front"]} == set(filter(is_best, values.values()))
+    assert told["front"][0] == told["best"]["mlflow_run"]
+    assert f"{len(told['front'])} trials are on the Pareto front" in done.stdout
+    (sweep,) = runs_of(tmp_path, "tune_shard")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    picture = client.download_artifacts(sweep.info.run_id, "front/front.png", str(tmp_path))
+    assert matplotlib.image.imread(picture).size > 0
+    for trial in runs_of(tmp_path, "trial"):
+        logged = trial.data.metrics["check/memory_mb"]
+        assert logged == pytest.approx(trials[trial.info.run_id]["objectives"]["memory"])
+    done = run("analyze_sweep.py", "--storage sweep", tmp_path, code=2)
+    shown = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(" ")]
+    assert shown[shown.index("run") + 1 :] == told["front"]
+    assert "4 finished trials" in done.stderr  # too few for importances
+
+
+def test_pb2_changes_numbers_of_worse_trials(cluster: object, tmp_path: Path) -> None:
+    options = "--num-samples 4 --scheduler pb2 --reward estimated --storage sweep --json sweep.json"
+    run("tune_shard.py", f"{TINY} --max-iterations 6 {options}", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert told["finished"] == 4
+    for trial in told["trials"]:
+        assert within(SPACE, dict(trial["values"])) == trial["values"]
+    client, name = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db"), "hyper/learning_rate"
+    rates = [client.get_metric_history(t.info.run_id, name) for t in runs_of(tmp_path, "trial")]
+    assert any(len({point.value for point in curve}) > 1 for curve in rates)
+
+
 def test_the_defaults_are_points_of_the_space() -> None:
     hyper = hyperparameters(default_point(SPACE))
     config = TuneShardConfig()
@@ -210,7 +255,7 @@ def test_a_point_is_a_command_line() -> None:
 
 
 def test_the_search_draws_within_the_space_and_first_the_defaults() -> None:
-    search = make_search("optuna", SPACE, seed=0, at_once=None)
+    search = make_search(TuneShardConfig(), SPACE)
     assert isinstance(search, OptunaSearch)
     drawn = [search.suggest(f"t{n}") for n in range(30)]
     assert drawn[0] == default_point(SPACE)
@@ -245,6 +290,12 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
         ({"seed": -1}, "--seed must lie between 0 and 4294967295, got -1"),
         ({"seed": 2**32}, "--seed must lie between 0 and 4294967295"),
         ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
+        ({"scheduler": "pb2", "search": "optuna"}, "--scheduler pb2 changes hyperparameters"),
+        ({"objectives": "step,memory", "scheduler": "asha"}, "--scheduler asha compares trials by"),
+        ({"objectives": "step,planning", "scheduler": "pbt"}, "--scheduler pbt compares trials by"),
+        ({"objectives": "step,time"}, "--objectives step,time: name step, and memory, planning or"),
+        ({"objectives": "memory,planning"}, "--objectives memory,planning: name step, and"),
+        ({"objectives": "step,step"}, "--objectives step,step: name step, and"),
         ({"tables": "nothing.csv"}, "nothing.csv"),
         ({"num_tables": "many"}, "--num-tables: a whole number or a range"),
         ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep: name"),
