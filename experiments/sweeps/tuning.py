@@ -125,6 +125,42 @@ def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
     return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
+class ResumableSearch(OptunaSearch):
+    """Optuna's search, which counts trials that it does not know, and learns nothing from them.
+
+    Tune copies the states of trials and of the search one after the other: a command that is killed
+    in between leaves such a trial.
+
+    Args:
+        num_trials: Number of trials, of both kinds.
+        options: Arguments of OptunaSearch.
+    """
+
+    def __init__(self, num_trials: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._num_trials, self._unknown = num_trials, set[str]()
+
+    def suggest(self, trial_id: str) -> Any:
+        """Returns the values of a trial; what ends the search if there are all trials."""
+        if len(self._ot_trials) + len(self._unknown) >= self._num_trials:
+            return Searcher.FINISHED
+        return super().suggest(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Takes a result of a trial."""
+        if trial_id in self._ot_trials:
+            super().on_trial_result(trial_id, result)
+        else:
+            self._unknown.add(trial_id)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Takes the end of a trial."""
+        if trial_id in self._ot_trials:
+            super().on_trial_complete(trial_id, result, error)
+
+
 def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Searcher:
     """Returns the search algorithm, which tries the default hyperparameters first."""
     first, seed, at_once = [default_point(space)], config.seed, config.at_once
@@ -136,7 +172,14 @@ def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Sear
         # A list of one metric would be several objectives to it, whose rules for values differ.
         several = [*config.metrics.values()] if len(config.metrics) > 1 else None
         metric, mode = (several, ["min"] * len(several)) if several else (SCORE, "min")
-        search = OptunaSearch(searched, metric, mode, points_to_evaluate=first, seed=seed)
+        search = ResumableSearch(
+            config.num_samples,
+            space=searched,
+            metric=metric,
+            mode=mode,
+            points_to_evaluate=first,
+            seed=seed,
+        )
         return search if at_once is None else ConcurrencyLimiter(search, at_once)
     return BasicVariantGenerator(
         points_to_evaluate=first, max_concurrent=at_once or 0, random_state=seed

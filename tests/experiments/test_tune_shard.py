@@ -16,6 +16,7 @@ from commands import run
 from mlflow import MlflowClient
 from ray.tune import ExperimentAnalysis, Tuner
 from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from autoshard.experiments.sweeps.config import TuneShardConfig
@@ -130,7 +131,7 @@ def test_tunes_users_open_a_sweep(swept: Path) -> None:
 
 def test_what_mattered_in_a_sweep(swept: Path) -> None:
     """Only the learning rate does."""
-    search = make_search(TuneShardConfig(), SPACE)
+    search = make_search(TuneShardConfig(num_samples=40), SPACE)
     points = [search.suggest(str(n)) for n in range(40)]  # type: ignore[union-attr]
     scores = [4 + math.log10(point["learning_rate"]) for point in points]
     document = json.loads((swept / "sweep" / "sweep.json").read_text())
@@ -255,12 +256,16 @@ def test_a_point_is_a_command_line() -> None:
 
 
 def test_the_search_draws_within_the_space_and_first_the_defaults() -> None:
-    search = make_search(TuneShardConfig(), SPACE)
+    search = make_search(TuneShardConfig(num_samples=31), SPACE)
     assert isinstance(search, OptunaSearch)
     drawn = [search.suggest(f"t{n}") for n in range(30)]
     assert drawn[0] == default_point(SPACE)
     for point in drawn:
         assert within(SPACE, dict(point)) == point
+    # A trial that a kill has left unknown to it: it goes on without.
+    search.on_trial_result("unknown", {"score": 1.0, "training_iteration": 1})
+    search.on_trial_complete("unknown", {"score": 1.0})
+    assert search.suggest("one more") == Searcher.FINISHED  # it counts
 
 
 def test_what_asha_has_decided_survives_a_resume() -> None:
