@@ -44,9 +44,10 @@ from autoshard.workload.tasks.task import ShardingTask
 
 _TRIES = 4  # plans, each with less memory where TorchRec counts more than was to be had
 _NAMED = 3  # tables in a note
-# Lookups for one that is not pooled, on a CPU: FBGEMM's operator took 1 to 20 times as long for
-# these as for as many bags of one lookup (20 tables of 165 to 336,415 rows on an EPYC 25.17).
-_UNPOOLED_ON_CPU = 8.0
+# Rows of a table whose lookups take FBGEMM as long on a CPU, where they are not pooled, as those of as
+# many bags of one lookup. Of more rows, they take 3 (of 4,000), 6 (17,000) and 7 to 20 times as long
+# (150,000 to 340,000): medians of 20 shards on an EPYC 25.17.
+_ROWS_OF_ONE = 150
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,8 @@ def _as_if_pooled(table: EmbeddingTable) -> EmbeddingTable:
     """Returns a table with lookups that take as long on a CPU as those that are not pooled."""
     if table.pooled:
         return table
-    lookups = min(_UNPOOLED_ON_CPU * table.pooling_factor, MAX_POOLING_FACTOR)
+    times = max(1.0, (table.rows / _ROWS_OF_ONE) ** (1 / 3))
+    lookups = min(times * table.pooling_factor, MAX_POOLING_FACTOR)
     return replace(table, pooling_factor=lookups)
 
 

@@ -5,6 +5,7 @@ that. After the head, another cluster goes on with what the storage holds.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,8 +130,15 @@ def histories(uri: str) -> dict[str, tuple[str, int | None, list[int]]]:
     }
 
 
+OBJECT_STORE = pytest.mark.skipif("OBJECT_STORE" not in os.environ, reason="two minutes more")
+
+
 @pytest.mark.parametrize(
-    ("place", "trials", "moments"), [("folder", 20, (1, 6, 13)), ("object store", 8, (1, 3, 5))]
+    ("place", "trials", "moments"),
+    [
+        ("folder", 20, (1, 6, 13)),
+        pytest.param("object store", 8, (1, 3, 5), marks=OBJECT_STORE),
+    ],
 )
 def test_nothing_is_lost_or_done_twice(
     place: str,
