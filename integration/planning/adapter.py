@@ -44,9 +44,9 @@ from autoshard.workload.tasks.task import ShardingTask
 
 _TRIES = 4  # plans, each with less memory where TorchRec counts more than was to be had
 _NAMED = 3  # tables in a note
-# Rows of a table whose lookups take FBGEMM as long on a CPU, where they are not pooled, as those of as
-# many bags of one lookup. Of more rows, they take 3 (of 4,000), 6 (17,000) and 7 to 20 times as long
-# (150,000 to 340,000): medians of 20 shards on an EPYC 25.17.
+# Rows of a table whose lookups, not pooled, take FBGEMM as long on a CPU as so many bags of one
+# lookup. With more rows they take 3 (of 4,000), 6 (17,000) and 7 to 20 times as long (150,000 to
+# 340,000): medians of 20 shards on an EPYC 25.17.
 _ROWS_OF_ONE = 150
 
 
