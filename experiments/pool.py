@@ -48,14 +48,18 @@ def main(config: PoolConfig) -> None:
         if not actors:
             cli.say("no pool runs")
         for actor in actors:
-            devices, (hardware, versions) = ray.get([actor.devices.remote(), actor.make.remote()])
+            if not hasattr(actor, "state"):
+                cli.say("a pool of another version runs: pool.py stop ends it")
+                continue
+            state, devices, (hardware, versions) = ray.get(
+                [actor.state.remote(), actor.devices.remote(), actor.make.remote()]
+            )
             if not devices:
                 cli.say("the pool holds no devices now: it starts them on the next request")
-                continue
-            cli.say(f"{len(devices)} devices of {hardware} with {versions}")
+            else:
+                cli.say(f"{len(devices)} devices of {hardware} with {versions}")
             for node, count in sorted(Counter(device.node for device in devices).items()):
                 cli.say(f"{count:>8} on {node}")
-            state = ray.get(actor.state.remote())
             cli.say(
                 f"{state.devices_busy} measure now, {state.shards_waiting} shards wait; devices "
                 f"measured {state.duty:.0%} of the latest {WINDOW_SECONDS:g} s counted\n"

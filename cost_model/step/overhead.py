@@ -252,7 +252,7 @@ def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
         return np.zeros(len(LOADS) - 1)
     lookups = lookups_in([piece.table for piece in pieces], batch_size).lookups.sum()
     outputs = batch_size * sum(piece.output_width for piece in pieces)
-    bags = batch_size * sum(piece.table.features for piece in pieces)
+    bags = batch_size * sum(piece.table.bags for piece in pieces)
     return np.array([lookups, outputs, bags, 1.0])
 
 
@@ -282,9 +282,11 @@ def _own_loads(tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
     """Returns lookups, elements of outputs and features of a rank's own samples, [tables, 3]."""
     own = task.batch_size / len(task.devices)
     lookups = lookups_in(tables, task.batch_size).lookups / len(task.devices)
-    features = np.array([table.features for table in tables], float)
-    outputs = own * features * np.array([table.dim for table in tables])
-    return np.stack([lookups, outputs, features], axis=1)
+    bags, columns = (
+        np.array(each, float)
+        for each in ([t.bags for t in tables], [t.dim * t.features for t in tables])
+    )
+    return np.stack([lookups, own * columns, bags], axis=1)
 
 
 class SumOverhead:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ray
@@ -47,7 +48,7 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
         raise UserError(f"no Ray cluster can be joined at {where}: {reason_of(error)}") from error
     joined = ray.get_runtime_context().gcs_address
     # `ray job stop` and Kubernetes send it: a run is to end as by Ctrl-C, and say how to go on.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
         yield
     except Exception as error:
@@ -59,7 +60,14 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
             "--resume to continue a training or a sweep"
         ) from error
     finally:
+        signal.signal(signal.SIGTERM, before)
         ray.shutdown()
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """Does what Ctrl-C does now: Tune has a handler of its own while trials run."""
+    now = signal.getsignal(signal.SIGINT)  # a job in the background ignores it
+    (now if callable(now) else signal.default_int_handler)(number, frame)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Float
+from ray.tune.search.search_generator import SearchGenerator
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.experiments.console.budget import Budget
@@ -159,6 +160,8 @@ class ResumableSearch(OptunaSearch):
         """Takes the end of a trial."""
         if trial_id in self._ot_trials:
             super().on_trial_complete(trial_id, result, error)
+        else:
+            self._unknown.add(trial_id)
 
 
 def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Searcher:
@@ -169,14 +172,14 @@ def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Sear
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         searched: Any = dict(space)
-        # A list of one metric would be several objectives to it, whose rules for values differ.
-        several = [*config.metrics.values()] if len(config.metrics) > 1 else None
-        metric, mode = (several, ["min"] * len(several)) if several else (SCORE, "min")
+        goals: Any = (SCORE, "min")  # a list of one would be several to it, with other rules
+        if len(config.metrics) > 1:
+            goals = ([*config.metrics.values()], ["min"] * len(config.metrics))
         search = ResumableSearch(
             config.num_samples,
             space=searched,
-            metric=metric,
-            mode=mode,
+            metric=goals[0],
+            mode=goals[1],
             points_to_evaluate=first,
             seed=seed,
         )
@@ -218,6 +221,8 @@ def run_trials(
     if not storage.is_local:
         filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
     search = make_search(config, space)
+    if isinstance(search, Searcher):
+        search = SearchGenerator(search)  # as Tune does
     one = len(config.metrics) == 1  # of several, Tune leaves all to the search
     # Written to the storage as tuner.pkl, from which `Tuner.restore` of Tune's users goes on.
     tuner = tune.Tuner(
@@ -263,7 +268,9 @@ def run_trials(
     ]
     # After Ctrl-C, Tune reports all trials as terminated.
     ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
-    return trials, budget.is_spent or len(ended) >= config.num_samples
+    # After a kill while Tune copied its files, there may be fewer trials than the search knows.
+    every = search.is_finished() and len(ended) == len(callback.trials)
+    return trials, every or budget.is_spent or len(ended) >= config.num_samples
 
 
 def check_nodes(storage: Storage, file: str) -> None:

@@ -80,17 +80,24 @@ class BagTable:
                 self.config.num_embeddings,
                 self.config.embedding_dim,
                 pooling_factor,
-                **{**self._outputs(pooling_factor), **use},
+                **{**self._pooled(), **use, **self._unpooled(pooling_factor)},
             )
         except FieldError as error:
             raise UserError(f"table {self.name}: {error}") from error
 
-    def _outputs(self, lookups: float) -> dict[str, Any]:
-        """Returns the outputs of a sample with so many lookups: one each where none are pooled."""
-        features = len(self.config.feature_names)
+    def _pooled(self) -> dict[str, Any]:
+        """Returns the outputs of a sample whose lookups are pooled."""
         if isinstance(self.collection, EmbeddingCollection):
-            return {"features": min(max(features, round(lookups)), MAX_FEATURES), "pooled": False}
-        return {"features": features, "weighted": bool(self.collection.is_weighted())}
+            return {}
+        count, weighted = len(self.config.feature_names), bool(self.collection.is_weighted())
+        return {"features": count, "weighted": weighted}
+
+    def _unpooled(self, lookups: float) -> dict[str, Any]:
+        """Returns the outputs of a sample with so many lookups that are not pooled: one each."""
+        if not isinstance(self.collection, EmbeddingCollection):
+            return {}
+        count = max(len(self.config.feature_names), min(round(lookups), MAX_FEATURES))
+        return {"features": count, "weighted": False, "pooled": False}
 
 
 def hashed_feature(feature: str) -> str:

@@ -47,7 +47,7 @@ _NAMED = 3  # tables in a note
 # Rows of a table whose lookups, not pooled, take FBGEMM as long on a CPU as so many bags of one
 # lookup. With more rows they take 3 (of 4,000), 6 (17,000) and 7 to 20 times as long (150,000 to
 # 340,000): medians of 20 shards on an EPYC 25.17.
-_ROWS_OF_ONE = 150
+_ROWS_OF_ONE, _MOST_TIMES = 150, 20.0
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _as_if_pooled(table: EmbeddingTable) -> EmbeddingTable:
     """Returns a table with lookups that take as long on a CPU as those that are not pooled."""
     if table.pooled:
         return table
-    times = max(1.0, (table.rows / _ROWS_OF_ONE) ** (1 / 3))
+    times = min(max(1.0, (table.rows / _ROWS_OF_ONE) ** (1 / 3)), _MOST_TIMES)
     lookups = min(times * table.pooling_factor, MAX_POOLING_FACTOR)
     return replace(table, pooling_factor=lookups)
 

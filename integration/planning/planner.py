@@ -45,9 +45,9 @@ logger = logging.getLogger("autoshard")
 class AutoShardPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     """Takes the place of TorchRec's `EmbeddingShardingPlanner`: plans a model by this package.
 
-    Tables without a price (unpooled, mean-pooled, virtual, of other weights or optimizer) are
-    planned by TorchRec's own planner in the memory that is left. TorchRec's estimate of storage
-    decides whether a plan fits.
+    Tables without a price (virtual, or of weights or an optimizer that the others do not have) are
+    planned by TorchRec's own planner in the memory that is left. Prices of unpooled tables, and of
+    mean pooling, are approximate. TorchRec's estimate of storage decides whether a plan fits.
 
     Args:
         topology: Ranks, storage and bandwidths. Default: as TorchRec's, by the process group.

@@ -1,7 +1,8 @@
 """Tables without a price, planned by TorchRec's planner in the memory that is left."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,13 +16,16 @@ from torchrec.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.integration.models.bags import name_of
 from autoshard.integration.plans.conversion import BY_ROWS
 from autoshard.workload.tables.table import rows_of_block
+
+# By rows, TorchRec takes sums for means, and divides them afterwards.
+_DIVIDED = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 
 
 def plan_of_torchrec(
@@ -45,8 +49,8 @@ def plan_of_torchrec(
         arguments: Other arguments of EmbeddingShardingPlanner.
     """
     found = list[ShardingOption]()
-    means = _means_beside_others(dict(option.module for option in options))
-    faults = [_fault(option, means) for option in options]
+    means, divided = _of_mean_pooling(options), _divided_sums([*options, *beside])
+    faults = [_fault(option, means, divided) for option in options]
     offered = [option for option, why in zip(options, faults, strict=True) if why is None]
     known = {(option.path, option.name) for option in offered}
     for option, why in zip(options, faults, strict=True):
@@ -86,25 +90,43 @@ def last_reason(error: PlannerError) -> str:
     return str(error).rpartition("Last planner error:")[2].strip().partition("\n")[0]
 
 
-def _means_beside_others(modules: Mapping[str, nn.Module]) -> dict[str, set[str]]:
-    """Returns the tables of mean pooling by paths of collections that have other tables, too."""
+def _of_mean_pooling(options: Iterable[ShardingOption]) -> set[tuple[str, str]]:
+    """Returns the tables of mean pooling, by the paths of their collections and their names."""
     return {
-        path: {each.name for each in configs if each.pooling is PoolingType.MEAN}
-        for path, module in modules.items()
+        (path, each.name)
+        for path, module in dict(option.module for option in options).items()
         if isinstance(module, EmbeddingBagCollection)
-        and len(configs := module.embedding_bag_configs()) > 1
+        for each in module.embedding_bag_configs()
+        if each.pooling is PoolingType.MEAN
     }
 
 
-def _fault(option: ShardingOption, means: Mapping[str, Collection[str]]) -> str | None:
+def _divided_sums(options: Iterable[ShardingOption]) -> set[str]:
+    """Returns paths of collections with other tables that may be sharded otherwise than by rows.
+
+    If one of mean pooling is by rows, TorchRec divides what these look up, too.
+    """
+    kinds, names = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for option in options:
+        kinds[option.path].add(option.sharding_type)
+        names[option.path].add(option.name)
+    return {path for path, found in kinds.items() if len(names[path]) > 1 and found - _DIVIDED}
+
+
+def _fault(
+    option: ShardingOption, means: Collection[tuple[str, str]], divided: Collection[str]
+) -> str | None:
     """Returns why TorchRec would look up wrong embeddings, silently; None if they are right."""
     if option.sharding_type not in BY_ROWS:
         return None
-    if option.name in means.get(option.path, ()):
-        return (
-            "pools by mean and may be by rows alone, for which TorchRec divides sums of other "
-            "tables in its collection, too: give it a collection of its own"
-        )
+    if (option.path, option.name) in means:
+        if option.sharding_type not in _DIVIDED:
+            return "pools by mean and may be in a grid alone, of which TorchRec adds up means"
+        if option.path in divided:
+            return (
+                "pools by mean and may be by rows alone, for which TorchRec divides other tables "
+                "of the collection, too: give it a collection of its own"
+            )
     if _has_uneven_rows(option):
         return (
             "may be in uneven blocks of rows alone, which TorchRec looks up wrongly: give ranks "

@@ -322,6 +322,13 @@ def test_tables_of_mean_pooling_are_not_by_rows() -> None:
     planner = AutoShardPlanner(topology(device="cuda"), 512, constraints=by_rows)
     with pytest.raises(PlannerError, match=r"^table bags\.mean pools by mean and may be by rows"):
         planner.plan(Mixed(), get_default_sharders())
+    every = dict.fromkeys(("a", "b", "mean"), by_rows["mean"])  # then it is right
+    planner = AutoShardPlanner(topology(device="cuda"), 512, constraints=every)
+    assert types_of(planner.plan(Mixed(), get_default_sharders()), "mean") == "row_wise"
+    in_grid = {"mean": ParameterConstraints(sharding_types=["grid_shard"])}
+    planner = AutoShardPlanner(topology(device="cuda"), 512, constraints=in_grid)
+    with pytest.raises(PlannerError, match="in a grid alone"):
+        planner.plan(Mixed(), get_default_sharders())
 
 
 def types_of(made: Any, table: str = "a", path: str = "bags") -> str:

@@ -103,7 +103,7 @@ def test_blocks_have_all_pooled_outputs_and_their_share_of_others() -> None:
     of_sums = row_blocks(pooled, 4, exchange_share=0.5)
     assert {(each.features, each.exchange_share) for each in of_sums} == {(10, 0.5)}
     of_lookups = row_blocks(replace(pooled, pooled=False), 4, exchange_share=0.5)
-    assert {(each.features, each.exchange_share) for each in of_lookups} == {(3, 1.0)}
+    assert {(each.features, each.exchange_share) for each in of_lookups} == {(3, 2.5 / 3)}
 
 
 def test_blocks_have_the_lookups_that_fall_into_them() -> None:

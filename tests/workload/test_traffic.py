@@ -33,7 +33,7 @@ def test_a_whole_table_sends_each_device_its_samples() -> None:
     plan = ShardingPlan((Placement("a", 0, COLUMNS, 1),), 4)
     assert step_traffic(plan, TASK) == [
         Traffic("ids and lengths", INPUTS / 4, INPUTS / 2),
-        Traffic("pooled outputs and gradients", SUMS / 4, SUMS / 2),
+        Traffic("outputs and gradients", SUMS / 4, SUMS / 2),
     ]
 
 

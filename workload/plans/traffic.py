@@ -44,13 +44,12 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
     tables = plan.held_tables(task)
     for placement in plan.placements:
         table = tables[placement.table]
-        lengths = _LENGTH_BYTES * table.features * placement.row_blocks  # to each block
+        lengths = _LENGTH_BYTES * table.bags * placement.row_blocks  # to each block
         inputs = batch * (_ID_BYTES * table.pooling_factor + lengths)
         yield Traffic("ids and lengths", inputs * near, inputs * far)
-        outputs = table.outputs_of_block(placement.row_blocks)
-        sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * outputs
-        if placement.row_blocks == 1:
-            yield Traffic("pooled outputs and gradients", sums * near, sums * far)
+        sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * table.features
+        if placement.row_blocks == 1 or not table.pooled:
+            yield Traffic("outputs and gradients", sums * near, sums * far)
         elif placement.row_blocks == ranks:
             passed = sums * (ranks - 1)  # around a ring
             yield Traffic("partial sums of rows", passed * (1 - crossing), passed * crossing)

@@ -68,7 +68,7 @@ class EmbeddingTable:
             blocks of rows are summed up on the way (`links.Network.block_share`). It is a property
             of a plan, and no part of files.
         pooled: Whether a feature's lookups are pooled to one output. Where they are not, `features`
-            is the number of a sample's outputs, and costs are approximate. It is no part of files.
+            is the number of a sample's outputs, and costs are approximate.
         cached_rows: Rows that a cache in the device's memory has room for, if the weights are in
             host memory; None if they are in the device's. Likewise a property of a plan.
     """
@@ -105,8 +105,9 @@ class EmbeddingTable:
         if self.reuse_batch_size is not None:
             check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
         check_whole("features", self.features, 1, MAX_FEATURES)
-        if not isinstance(self.weighted, bool):
-            raise FieldError("weighted", f"must be true or false, got {self.weighted!r}")
+        for name in ("weighted", "pooled"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise FieldError(name, f"must be true or false, got {value!r}")
         if self.features > 1 and self.trace is not None:
             raise FieldError("features", "a table with recorded lookups has one feature")
         if self.access is not None:
@@ -138,6 +139,11 @@ class EmbeddingTable:
             unusual.append({"cached_rows": self.cached_rows})
         return digest([self.rows, self.pooling_factor, reuse, trace, *unusual])
 
+    @property
+    def bags(self) -> int:
+        """Returns the lengths that lookups of a sample come with."""
+        return self.features if self.pooled else 1
+
     def outputs_of_block(self, count: int) -> float:
         """Returns the outputs of a sample that one of `count` blocks of rows has.
 
@@ -165,7 +171,9 @@ class EmbeddingTable:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object without the fields that are not set."""
-        usual = {} if self._is_unusual else {"features": 1, "weighted": False}
+        usual: dict[str, Any] = {} if self._is_unusual else {"features": 1, "weighted": False}
+        if self.pooled:
+            usual["pooled"] = True
         fields = {key: value for key, value in vars(self).items() if key in _FIELDS}
         if self.trace is not None:
             fields["trace"] = dict(vars(self.trace))
@@ -191,8 +199,7 @@ class EmbeddingTable:
         return EmbeddingTable(**fields)
 
 
-_NOT_IN_FILES = {"exchange_share", "pooled", "cached_rows"}
-_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - _NOT_IN_FILES
+_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - {"exchange_share", "cached_rows"}
 
 
 @dataclass(frozen=True)
@@ -333,7 +340,7 @@ def _blocks(
     shares = [1 / count] * count
     if access is not None:
         shares = access.even_blocks(table.rows, count).tolist()
-    found = []
+    outputs, found = table.outputs_of_block(count), []
     for number, share in enumerate(shares):
         first, last = number * size, min((number + 1) * size, table.rows)
         found.append(
@@ -343,10 +350,10 @@ def _blocks(
                 rows=last - first,
                 cached_rows=_cached_of(table, last - first),
                 pooling_factor=table.pooling_factor * share,
-                features=math.ceil(table.outputs_of_block(count)),
+                features=math.ceil(outputs),
                 trace=None,
                 access=None,
-                exchange_share=exchange_share if table.pooled else 1.0,
+                exchange_share=exchange_share if table.pooled else outputs / math.ceil(outputs),
             )
         )
     return tuple(found)
