@@ -72,7 +72,7 @@ def measured_run(policy: Path, cluster: object) -> tuple[Path, str]:
         "compare.py",
         f"--tables {TABLES} --num-tasks 2 --num-tables 10 --num-devices 2 --batch-size 128 "
         f"--objective operators --no-probe --sharders size,cost,autoshard_verified "
-        f"--policy {policy} --measure --precision 1000 --verify-seconds 2.5 "
+        f"--policy {policy} --measure --precision 1000 --verify-seconds 8 "
         "--json compare.json --out out",
         folder,
     )
