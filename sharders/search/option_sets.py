@@ -239,7 +239,7 @@ class OptionSets:
         for table in task.tables:
             count = options.get(table.name, COLUMN_WISE).row_blocks
             if count > 1:
-                columns += task.block_share(count) * count * table.whole().exchanged_columns
+                columns += task.block_share(table, count) * count * table.whole().exchanged_columns
         return columns * self._exchange_ms / len(task.devices)
 
     def _copies(self) -> Iterator[Options]:

@@ -77,6 +77,7 @@ def test_rows_whose_lookups_are_not_pooled_are_exchanged_as_columns_are() -> Non
     price = CommonPrice(oracle.model.counted_overhead, task)
     rows = ShardingOption(row_blocks=4)
     assert price.loads("history", rows).tolist() == price.loads("history", COLUMN_WISE).tolist()
+    assert 4 * task.block_share(task.tables[-1], 4) == 1  # all blocks together, as the whole table
     name = TABLES[0].name
     assert price.loads(name, rows).tolist() != price.loads(name, COLUMN_WISE).tolist()
 

@@ -135,12 +135,14 @@ class ShardingTask:
 
     def row_blocks(self, table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
         """Returns a table in `count` blocks of rows on as many of the devices."""
-        return row_blocks(table, count, self.block_share(count))
+        return row_blocks(table, count, self.block_share(table, count))
 
-    def block_share(self, count: int) -> float:
-        """Returns what exchanging a column of one of `count` blocks of rows takes, over one of a
-        whole table (`links.Network.block_share`).
+    def block_share(self, table: EmbeddingTable, count: int) -> float:
+        """Returns what exchanging a column of one of a table's `count` blocks of rows takes, over
+        one of the whole table (`links.Network.block_share`).
         """
+        if not table.pooled:
+            return 1 / count  # a block has outputs of its own lookups alone
         link = self.objective.link
         return 1.0 if link is None else link.block_share(len(self.devices), count)
 
