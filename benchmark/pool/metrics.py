@@ -25,7 +25,7 @@ _COUNTERS = {
 
 @dataclass
 class PoolState:
-    """What each metric is now; counters are of all that the pool's actor has seen."""
+    """The value of each metric; counters begin with the pool's actor."""
 
     devices: int = 0
     devices_busy: int = 0
@@ -52,7 +52,7 @@ class PoolMetrics:
             name: Counter(_PREFIX + name, text, ("pool",)).set_default_tags(tag)
             for name, text in _COUNTERS.items()
         }
-        self._given = dict.fromkeys(_COUNTERS, 0)  # what Ray was told
+        self._given = dict.fromkeys(_COUNTERS, 0)  # to Ray so far
         self._updated = self._window = time.monotonic()
         self._device_s = self._busy_s = 0.0  # in the window so far
 
@@ -62,12 +62,12 @@ class PoolMetrics:
         self.state.shards_failed += not ok
 
     def busy(self, change: int) -> None:
-        """Takes that one more device measures shards, or one less."""
+        """Counts one more device that measures shards, or one less."""
         self._pass_time()
         self.state.devices_busy += change
 
     def update(self, fleet: Fleet, waiting: int) -> PoolState:
-        """Takes what else holds from now on, gives all to Ray, and returns it."""
+        """Reads the fleet, exports all metrics to Ray, and returns their values."""
         self._pass_time()
         state = self.state
         state.devices, state.devices_lost = len(fleet.measuring()), fleet.lost

@@ -279,13 +279,11 @@ def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:
 
 
 def _own_loads(tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
-    """Returns lookups, elements of outputs and features of a rank's own samples, [tables, 3]."""
+    """Returns lookups, elements of outputs and bags of a rank's own samples, [tables, 3]."""
     own = task.batch_size / len(task.devices)
     lookups = lookups_in(tables, task.batch_size).lookups / len(task.devices)
-    bags, columns = (
-        np.array(each, float)
-        for each in ([t.bags for t in tables], [t.dim * t.features for t in tables])
-    )
+    columns = np.array([table.dim * table.features for table in tables], float)
+    bags = np.array([table.bags for table in tables], float)
     return np.stack([lookups, own * columns, bags], axis=1)
 
 

@@ -74,30 +74,22 @@ class BagTable:
             pooling_factor: Mean lookups per sample.
             use: Other fields of EmbeddingTable that describe its lookups.
         """
+        features = len(self.config.feature_names)
+        if isinstance(self.collection, EmbeddingCollection):  # each lookup is an output
+            outputs = max(features, min(round(pooling_factor), MAX_FEATURES))
+            use = {**use, "features": outputs, "weighted": False, "pooled": False}
+        else:
+            use = {"features": features, "weighted": bool(self.collection.is_weighted()), **use}
         try:
             return EmbeddingTable(
                 self.name,
                 self.config.num_embeddings,
                 self.config.embedding_dim,
                 pooling_factor,
-                **{**self._pooled(), **use, **self._unpooled(pooling_factor)},
+                **use,
             )
         except FieldError as error:
             raise UserError(f"table {self.name}: {error}") from error
-
-    def _pooled(self) -> dict[str, Any]:
-        """Returns the outputs of a sample whose lookups are pooled."""
-        if isinstance(self.collection, EmbeddingCollection):
-            return {}
-        count, weighted = len(self.config.feature_names), bool(self.collection.is_weighted())
-        return {"features": count, "weighted": weighted}
-
-    def _unpooled(self, lookups: float) -> dict[str, Any]:
-        """Returns the outputs of a sample with so many lookups that are not pooled: one each."""
-        if not isinstance(self.collection, EmbeddingCollection):
-            return {}
-        count = max(len(self.config.feature_names), min(round(lookups), MAX_FEATURES))
-        return {"features": count, "weighted": False, "pooled": False}
 
 
 def hashed_feature(feature: str) -> str:

@@ -161,7 +161,7 @@ def comparison(
     uri, _ = sqlite_trainings
     options = (
         "--tables synthetic:80:1:small --num-tasks 1 --num-tables 10 --num-devices 3 --no-probe "
-        f"--sharders dim,size,cost_fused --json told.json --mlflow-uri {uri}"
+        f"--sharders dim,size,cost_fused --json result.json --mlflow-uri {uri}"
     )
     run("compare.py", options, tmp_path_factory.mktemp("compared"))
     client = MlflowClient(uri)

@@ -289,7 +289,9 @@ def test_a_job_that_is_stopped_loses_nothing(
     assert "interrupted" in said
     assert "Traceback" not in said
     done, copied = iteration(out), iteration(shared / "job")
-    assert done >= int(re.findall(r"\n +(\d+)/1000", said)[-1])  # all that it told of is saved
+    assert done >= int(
+        re.findall(r"\n +(\d+)/1000", said)[-1]
+    )  # every iteration in the log is saved
     assert done - copied <= 2  # it was checked, and then copied, every two
     assert running.run_in_mlflow(out).info.status == "KILLED"
     assert measurements(running) == stored(out) > 0
@@ -374,8 +376,8 @@ def test_one_job_measures_sweeps_and_trains_with_a_wheel(
     assert "Job 'everything' succeeded" in said
     assert re.search(r"/py_modules_files/.*/autoshard/__init__\.py", said)
     assert stored(shared) >= 12
-    told = json.loads((shared / "sweep.json").read_text())
-    assert [(each["status"], each["iterations"]) for each in told["trials"]] == [
+    sweep = json.loads((shared / "sweep.json").read_text())
+    assert [(each["status"], each["iterations"]) for each in sweep["trials"]] == [
         ("finished", 2)
     ] * 2
     assert load_policy(shared / "sweep" / "winner").trained["iterations"] >= 0

@@ -95,7 +95,7 @@ def three_nodes() -> Iterator[tuple[str, list[Node]]]:
 
 
 def noted(sweep: str) -> dict[str, tuple[str, int]]:
-    """Of each trial in Tune's latest state its status, and the process of its last result."""
+    """Status of each trial in Tune's latest state, and the process of its last result."""
     files, path = fsspec.core.url_to_fs(sweep)
     files.invalidate_cache()
     states = sorted(files.glob(f"{path}/trials/experiment_state-*"))
@@ -114,7 +114,7 @@ def ended(sweep: str) -> set[str]:
 
 
 def histories(uri: str) -> dict[str, tuple[str, int | None, list[int]]]:
-    """Of each trial its status and end in MLflow, and the iterations that were logged."""
+    """Status and end of each trial in MLflow, and the iterations that were logged."""
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("autoshard")
     assert experiment is not None
@@ -182,13 +182,13 @@ def test_nothing_is_lost_or_done_twice(
         known = {**OPEN, "RAY_ADDRESS": address}
         driver = Watched(str(tmp_path / "restore.py"), sweep, tmp_path, **known)
         kill_after(moments[2], driver, driver.kill)
-        options = f"--resume --storage {sweep} --json told.json"
+        options = f"--resume --storage {sweep} --json result.json"
         Watched("tune_shard.py", options, tmp_path, **known).end()
-    told = json.loads((tmp_path / "told.json").read_text())
+    result = json.loads((tmp_path / "result.json").read_text())
     found = histories(uri)
-    assert len(told["trials"]) == len(found) == trials
-    assert {trial["trial_id"] for trial in told["trials"]} == found.keys()
-    for trial in told["trials"]:
+    assert len(result["trials"]) == len(found) == trials
+    assert {trial["trial_id"] for trial in result["trials"]} == found.keys()
+    for trial in result["trials"]:
         assert (trial["status"], trial["iterations"]) == ("finished", ITERATIONS)
     for status, _, steps in found.values():
         assert status == "FINISHED"
