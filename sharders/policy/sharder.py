@@ -1,7 +1,7 @@
 """`PolicySharder`: plans by a trained policy, alone or followed by local search."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
@@ -16,6 +16,7 @@ from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing.pack import check_total, pack
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
+from autoshard.workload.ways.option import Options
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
@@ -70,15 +71,8 @@ class PolicySharder:
         until = None if self._seconds is None else self._clock() + self._seconds
         sets = OptionSets(self._oracle, task, self._resources)
         starts = sets.starts()
-        if self._search is None:  # by the mean scenario, which is fast
-            found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
-            found += self._plans_with_options(sets.options)
-            if not found or len(starts) > 1:  # greedy plans are known
-                found += _greedy_of(starts)
-            return min(
-                sets.options.allowed(found or self._tight(sets.options)),
-                key=lambda plan: self._oracle.step_ms(plan, task),
-            )
+        if self._search is None:
+            return self._of_policy(starts, sets)
         # Memory may be so tight that there is no greedy plan.
         greedy = _greedy_of(starts) or self._tight(sets.options)
         search = self._mixed_search if task.hardware else self._search
@@ -87,23 +81,45 @@ class PolicySharder:
         near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]
         chosen = [each.sharded().options for each in near] or [greedy[0].options]
         found = [plan for plan in greedy if plan.options in chosen]
-        # Of further sets that are as near, it finds no better plans in twice the time.
-        begins = (start for start in starts if start.options == chosen[0])
-        of_policy = [plan for start in begins for plan in self._rollout_plans(start, sets)]
-        more = of_policy[:_STARTS]
-        if begun:
-            found.append(begun[0].sharded())
-            begun = sorted(begun[:1] + run.descents(more), key=step_of)
-        else:
-            begun = run.descents(found + more)
-        found += of_policy
-        found += self._plans_with_options(sets.options)
-        found += [begun[0].sharded(), *run.results(begun[0])]
+        begun, first = begun[:1], [] if begun else found
+        for of_policy in self._plans_by_sets(starts, chosen[0], sets):
+            # Each by itself: a start that is worse than another's may end better.
+            begun += run.descents(first + of_policy[:_STARTS])
+            found, first = found + of_policy, []
+        near = [each for each in begun if each.step_ms < _NEAR * min(map(step_of, begun))]
+        expected_of = StepPredictor(self._oracle, task).expected_of
+        best = min(near, key=lambda each: expected_of(each.sharded().plan(task)))
+        found += [*(each.sharded() for each in near), *run.results(best)]
         choice = _Choice(self._oracle, task, sets.options.allowed(found))
-        for later in run.further(begun[0]):
+        for later in run.further(best):
             with suppress(PlanError):
                 choice.offer(*sets.options.allowed([later]))
         return choice.plan
+
+    def _of_policy(self, starts: Sequence[Start], sets: OptionSets) -> ShardingPlan:
+        """Returns the best plan of the policy by the mean scenario, which is fast."""
+        found = [plan for start in starts[:1] for plan in self._rollout_plans(start, sets)]
+        found += self._plans_with_options(sets.options)
+        if not found or len(starts) > 1:  # greedy plans are known
+            found += _greedy_of(starts)
+        return min(
+            sets.options.allowed(found or self._tight(sets.options)),
+            key=lambda plan: self._oracle.step_ms(plan, sets.task),
+        )
+
+    def _plans_by_sets(
+        self, starts: Sequence[Start], chosen: Options, sets: OptionSets
+    ) -> Iterator[list[Sharded]]:
+        """Yields the policy's plans by the set that a descent led to, by that of the best greedy
+        plan, if there are few tables, and those in which the policy gives options.
+        """
+        worth = [chosen]
+        if _gives_options(sets.options):
+            worth += [start.options for start in starts[:1]]
+        for start in starts:
+            if start.options in worth:
+                yield self._rollout_plans(start, sets)
+        yield self._plans_with_options(sets.options)
 
     def _tight(self, options: TableOptions) -> list[Sharded]:
         """Returns plans where no greedy plan fits; PlanError if there is none."""
