@@ -67,14 +67,10 @@ class DriftConfig(MachineOptions):
     """File for the new plan, if moving is expected to save time."""
     json: Path | None = None
     """JSON file for the results."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one."""
-    store: Path = Path("costs.db")
-    """SQLite file of measurements; those of these tables correct the predictions."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
-        self.check_machine(self.cost_model)
+        self.check_machine()
         check_bounds(self, at_least={"steps_left": 0, "batches": GROUPS})
         check_file(self.out, "--out")
         check_file(self.json, "--json")
@@ -101,7 +97,7 @@ def main(config: DriftConfig) -> None:
     task = ShardingTask.load(config.task)
     plan = read_plan(config.plan, task, fitting=False)
     link = link_of(task, None if config.link is None else Link.parse(config.link))
-    model = config.model_for(config.cost_model or "cpu", config.store, task.operator)
+    model = config.model_for(task.operator)
     model = model.for_objective(task.objective, len(task.devices))
     oracle = open_oracle(model, task.batch_size, task.tables, config.store)
     oracle.check(task)

@@ -13,14 +13,12 @@ from autoshard.cost_model.hardware import Reporter, for_tables
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
-from autoshard.experiments.console.machine import MachineOptions
-from autoshard.experiments.console.objectives import ObjectiveOptions
+from autoshard.experiments.console.machine import PlanningOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,
     check_takes_seconds,
-    cost_model_beside,
     make_sharder,
     needs_of,
     open_context,
@@ -53,7 +51,7 @@ _SHARDERS = "\n".join(
 
 
 @dataclass(frozen=True)
-class ShardConfig(MachineOptions, ObjectiveOptions):
+class ShardConfig(PlanningOptions):
     """Assign embedding tables to devices: table-wise, column-wise, row-wise or data-parallel.
 
     A cost model predicts costs, so no cluster is needed. With --measure, selected shards of these
@@ -120,11 +118,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     options save, what would help next. It takes as long as some further plans."""
     batch_size: int = 1024
     """Samples of a batch, all ranks together."""
-    policy: Path = Path("cpu")
-    """Folder of a trained policy, or the name of a shipped one."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
-    folder, else the shipped one."""
     seed: int = 0
     """Seed of sharders that sample."""
     measure: bool = False
@@ -134,9 +127,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """Time budget in seconds. Limits planning (default: until the sharder stops); local search uses
     what the policy leaves. With --measure, limits measuring instead (default: 60), excluding the
     final measurement of the plan."""
-    store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. Those of these tables are used without --measure,
-    too."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
@@ -166,7 +156,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         self._check_host_memory()
         self._check_dense_layers()
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine(self.cost_model, several=True)
+        self.check_machine(several=True)
         check_bounds(
             self,
             at_least={
@@ -309,10 +299,9 @@ def main(config: ShardConfig) -> None:
     config.check_memory(devices)
     tables, stored = config.workload()
     given = config.plan or config.start_plan
-    source = config.cost_model or cost_model_beside(config.policy)
     models = [
         model if stored is None else for_tables(model, stored, Reporter(cli.note, cli.note))
-        for model in config.models_for(source, config.store, stored)
+        for model in config.models_for(stored)
     ]
     devices = config.with_hardware(devices, models)
     context = open_context(

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from autoshard.benchmark.machine.hardware import CacheReport, SystemReport
+from autoshard.benchmark.machine.hardware import SystemReport
 from autoshard.benchmark.measurement import ReferenceLevel
 from autoshard.workload import UserError, documents
 from autoshard.workload.tables.operators import Optimizer
