@@ -18,8 +18,7 @@ from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import PlanningOptions, check_measured_hardware
 from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.evaluation.pages import write_pages
-from autoshard.experiments.evaluation.pictures import draw_pictures
+from autoshard.experiments.evaluation.pages import draw_pictures, write_pages
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
     Evaluation,
@@ -113,8 +112,6 @@ class CompareConfig(PlanningOptions):
     batch alone. autoshard_verified measures with other batches."""
     verify_seconds: float = MEASURE_SECONDS
     """Time limit in seconds of autoshard_verified for measuring, per task."""
-    store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. Those that it holds are not repeated."""
     out: Path | None = None
     """Folder for tasks, plans and pictures."""
     json: Path | None = None
@@ -211,6 +208,8 @@ def main(config: CompareConfig) -> None:
     policy = load_policy(config.policy)
     others = {name: load_policy(folder) for name, folder in policies.items()}
     task_set, oracle = _task_set(config, plans)
+    if config.save_tasks is not None:
+        task_set = task_set.saved_to(config.save_tasks)
     used = [policy] if "policy" in needs_of(config.names) else []
     for checked in (*used, *others.values()):
         checked.check(task_set.max_devices)
@@ -351,7 +350,7 @@ def _evaluate(
 ) -> tuple[Evaluation, str]:
     """Returns the evaluation, and the hardware of its step times."""
     if config.action == "estimate":
-        found = evaluate_estimated(task_set, planners, config.save_tasks)
+        found = evaluate_estimated(task_set, planners)
         return found, planners.oracle.model.provenance.hardware
     from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
     from autoshard.experiments.evaluation.evaluator import Limits
@@ -366,7 +365,6 @@ def _evaluate(
                 planners,
                 limits,
                 config.store,
-                config.save_tasks,
                 config.devices,
                 config.torchrec_default,
             )
@@ -374,7 +372,7 @@ def _evaluate(
 
     with measuring_pool(config.store, config.devices) as pool:
         check_measured_hardware(planners.oracle.model, pool.devices()[0].hardware)
-        found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
+        found = evaluate_measured(task_set, planners, pool, limits, config.seeds)
         return found, pool.devices()[0].hardware
 
 

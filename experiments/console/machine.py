@@ -50,7 +50,8 @@ class MachineOptions:
     """Folder of a cost model, or the name of a shipped one. Default: the one in the folder of
     --policy, if the command has it, else the shipped one."""
     store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. Those of these tables correct the predictions."""
+    """SQLite file that keeps all measurements, none of which is repeated. Except in compare.py,
+    those of these tables correct the predictions."""
 
     @property
     def model_source(self) -> Path | str:

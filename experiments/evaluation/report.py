@@ -4,15 +4,13 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
 from rich.table import Table
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import (
     Outcome,
     Outcomes,
@@ -166,15 +164,9 @@ class Evaluation:
         return score_all(self.outcomes, self.steps_ms, bounds, predicted)
 
 
-def evaluate_estimated(
-    task_set: TaskSet, planners: Planners, save_tasks: Path | None = None
-) -> Evaluation:
+def evaluate_estimated(task_set: TaskSet, planners: Planners) -> Evaluation:
     """Compares sharders by the planners' oracle, ignoring its uncertainty."""
-    entries = []
-    with following(task_set.begin, "tasks planned") as step:
-        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
-            entries.append(entry)
-            step()
+    entries = planners.planned(task_set)
     tasks = [entry.task for entry in entries]
     plans = {name: [entry.outcomes[name] for entry in entries] for name in entries[0].outcomes}
     outcomes = estimated(plans, tasks, planners.oracle)
