@@ -1,6 +1,6 @@
 """The configuration of a training: options of ppo_shard.py, stored with the run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,7 +18,9 @@ from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
 from autoshard.workload.bounds import MAX_DEVICES, MAX_TABLES, check_bounds
+from autoshard.workload.tables.parts import Part
 
+Parts = Mapping[Part, Sequence[EmbeddingTable]]
 Goal = Literal["maximum", "balance"]
 LearnerName = Literal["critic", "group_baseline", "reinforce"]
 RecipeName = Literal["autoshard", "dreamshard"]
@@ -230,3 +232,13 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         hyper = dict(settings["hyper"])
         hyper["shape"] = PolicyShape.from_json(hyper["shape"])
         return super().from_json({**settings, "hyper": Hyperparameters(**hyper)})
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What a training starts from. All trials of a sweep share it but for hyperparameters."""
+
+    config: PPOShardConfig  # options
+    parts: Parts  # tables by part
+    model: CostModel  # initial cost model
+    store: Path  # file of measurements, on the machine of the pool
