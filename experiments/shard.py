@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 import tyro
 
-from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.cost_model import StepPredictor
 from autoshard.cost_model.hardware import Reporter, for_tables
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
@@ -31,10 +31,8 @@ from autoshard.sharders.explaining.summary import (
     training_notes,
 )
 from autoshard.workload import (
-    Device,
     EmbeddingTable,
     OperatorOptions,
-    ShardingTask,
     UserError,
     documents,
     load_tables,
@@ -312,7 +310,9 @@ def main(config: ShardConfig) -> None:
         config.policy,
         config.store,
     )
-    task = _task(config, tables, devices, context.costs)
+    model = context.costs.model
+    objective = config.build_objective(len(devices), model)
+    task = build_task(tables, devices, config.batch_size, model, objective, config.constraints)
     if config.save_task is not None:
         task.save(config.save_task)
     context = replace(
@@ -378,18 +378,6 @@ def main(config: ShardConfig) -> None:
         title = f"{config.tables or config.model}, sharded by {what}"
         write_report(config.report, plan, task, replace(context, oracle=oracle), title=title)
         cli.say(f"the report is in {config.report}")
-
-
-def _task(
-    config: ShardConfig,
-    tables: tuple[EmbeddingTable, ...],
-    devices: tuple[Device, ...],
-    oracle: EstimatedCosts,
-) -> ShardingTask:
-    objective = config.build_objective(len(devices), oracle.model)
-    return build_task(
-        tables, devices, config.batch_size, oracle.model, objective, config.constraints
-    )
 
 
 if __name__ == "__main__":
