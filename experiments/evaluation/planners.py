@@ -181,12 +181,15 @@ def best_heuristic(steps: Steps) -> str | None:
     Returns None without heuristics.
     """
     heuristics = [name for name in steps if name in HEURISTICS]
+    return min(
+        heuristics, key=lambda n: (list(steps[n]).count(None), typical(steps[n])), default=None
+    )
 
-    def rank(name: str) -> tuple[int, float]:
-        found = [ms for ms in steps[name] if ms is not None]
-        return -len(found), statistics.geometric_mean(found) if found else math.inf
 
-    return min(heuristics, key=rank, default=None)
+def typical(steps_ms: Sequence[float | None]) -> float:
+    """Returns the geometric mean, in which large tasks count no more than small ones."""
+    known = [ms for ms in steps_ms if ms is not None]
+    return statistics.geometric_mean(known) if known else math.inf
 
 
 def best_of_each(steps: Steps) -> list[float | None]:

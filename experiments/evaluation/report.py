@@ -19,6 +19,7 @@ from autoshard.experiments.evaluation.planners import (
     estimated,
     lowest_of_each,
     steps_of,
+    typical,
 )
 from autoshard.experiments.evaluation.posterior import as_samples, means_of
 from autoshard.experiments.evaluation.ratio import Ratio, relative
@@ -89,7 +90,7 @@ def score_all(
     steps = means_of(steps_ms)
     best = best_heuristic(steps)
     lowest = lowest_of_each(steps.values())
-    ranked = sorted(steps, key=lambda name: (_typical(steps[name]), name))
+    ranked = sorted(steps, key=lambda name: (typical(steps[name]), name))
     next_slower = dict(pairwise(ranked))
     scores = {}
     for name in ranked:
@@ -315,12 +316,6 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
     if next_slower is None or probability is None or probability > _SIGNIFICANT:
         return line
     return f"{line}; the difference from {next_slower} is not significant"
-
-
-def _typical(steps_ms: Sequence[float | None]) -> float:
-    """Returns the geometric mean, in which large tasks count no more than small ones."""
-    known = [ms for ms in steps_ms if ms is not None]
-    return statistics.geometric_mean(known) if known else math.inf
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
