@@ -165,12 +165,11 @@ def _count(
         started = saved = time.monotonic()
         advance = stack.enter_context(following(len(source), "portions"))
         stop = stack.enter_context(_stop_requests())
-        for _ in range(done):
-            advance()
+        if done:
+            advance(done)
         for steps in counted:
             done += steps
-            for _ in range(steps):
-                advance()
+            advance(steps)
             late = steps and time.monotonic() - saved > _SAVE_S
             if data and (stop.is_set() or late):
                 profiler.save(progress, data, done)
