@@ -94,7 +94,7 @@ class CudaStopwatch(Stopwatch):
 
     def foreign_load(self) -> float:
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
-        return 1.0 if self._runtime.processes() - self._own else 0.0
+        return 1.0 if self._runtime.nvml.processes() - self._own else 0.0
 
     def clear_cache(self, max_ms: float) -> bool:  # noqa: ARG002 - it takes no time that counts
         """Flushes the L2 cache for what is no iteration."""
