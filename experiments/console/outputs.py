@@ -1,14 +1,10 @@
-"""Checks before the work that results can be written; writes pictures."""
+"""Checks before the work that results can be written."""
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autoshard.workload import UserError
-
-if TYPE_CHECKING:  # heavy, and most commands draw nothing
-    from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg")
 
@@ -33,14 +29,6 @@ def check_folder(path: Path | None, option: str) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file: name a folder for {option}")
     _check_writable(path, path)
-
-
-def save_picture(figure: "Figure", path: Path) -> None:
-    """Writes a PNG or SVG file; UserError if that is not possible."""
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the picture cannot be written: {error}") from error
 
 
 def _check_writable(path: Path, folder: Path) -> None:

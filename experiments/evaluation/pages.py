@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from autoshard.benchmark.plan_cost import save_picture
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.experiments.console.outputs import save_picture
 from autoshard.experiments.evaluation.report import Evaluation, Score, best_sharder
 from autoshard.sharders import HEURISTICS
 from autoshard.sharders.explaining.report import plan_document, write_page
