@@ -16,7 +16,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.drift import cost_change
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.imports import batches_of, is_object, model_of
+from autoshard.experiments.console.imports import is_object, loader_data
 from autoshard.experiments.console.inputs import read_plan
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.outputs import check_file
@@ -28,7 +28,7 @@ from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema
 from autoshard.workload.profiling.profiler import Portion
-from autoshard.workload.profiling.sources import LoaderData, Source, source_of_files
+from autoshard.workload.profiling.sources import Source, source_of_files
 from autoshard.workload.profiling.table_counts import TableBatch
 from autoshard.workload.profiling.window import GROUPS, WindowCounts, counted_batches
 
@@ -81,13 +81,7 @@ class DriftConfig(MachineOptions):
         """Returns the data, in portions of a batch."""
         if not is_object(self.data):
             return source_of_files(Path(self.data).expanduser(), batch_size)
-        features = None
-        if self.model is not None:
-            from autoshard.integration.models.bags import bag_tables
-
-            bags = bag_tables(model_of(self.model))
-            features = {name: bag.config.feature_names for name, bag in bags.items()}
-        return LoaderData(batches_of(self.data), features, batch_size)
+        return loader_data(self.data, self.model, batch_size)[0]
 
 
 @one_thread()

@@ -23,8 +23,6 @@ from autoshard.integration.rehearsal.rank_group import MIN_ROUNDS, Effort, RankG
 from autoshard.workload import ShardingPlan
 from autoshard.workload.arrays import Floats
 
-_LOOPS: Mapping[str, Loop] = {"pipelined": "pipelined"}  # by the name of the objective
-
 
 def evaluate_trained(
     task_set: TaskSet,
@@ -49,7 +47,7 @@ def evaluate_trained(
     """
     began = time.monotonic()
     made = planners.planned(task_set)
-    loop = _LOOPS.get(made[0].task.objective.name, "plain")
+    loop: Loop = "pipelined" if made[0].task.objective.name == "pipelined" else "plain"
     names = [*made[0].outcomes, *([TORCHREC_DEFAULT] if torchrec_default else [])]
     steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
