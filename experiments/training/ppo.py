@@ -265,7 +265,8 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
 
 
 def _make_environment(arguments: "ray.ObjectRef[Any]", context: Any) -> ShardingVectorEnv:
-    return make_environment(*ray.get(arguments), context["num_envs"])
+    setup, seed = ray.get(arguments)
+    return make_environment(setup, seed, context["num_envs"])
 
 
 def _env_runners(algorithm: Algorithm) -> EnvRunnerGroup:
