@@ -17,9 +17,8 @@ from autoshard.cost_model.pricing.drift import cost_change
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.imports import is_object, loader_data
-from autoshard.experiments.console.inputs import read_plan
+from autoshard.experiments.console.inputs import check_file, read_plan
 from autoshard.experiments.console.machine import MachineOptions
-from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.sharders import DriftReport, open_oracle
 from autoshard.sharders.explaining.summary import new_table

@@ -16,8 +16,8 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.inputs import check_file, check_folder
 from autoshard.experiments.console.machine import PlanningOptions, check_measured_hardware
-from autoshard.experiments.console.outputs import check_file, check_folder
 from autoshard.experiments.evaluation.pages import draw_pictures, write_pages
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (

@@ -11,9 +11,8 @@ from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.inputs import build_task, read_devices
+from autoshard.experiments.console.inputs import build_task, check_file, read_devices
 from autoshard.experiments.console.machine import PlanningOptions
-from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.sharders import (
     SHARDERS,

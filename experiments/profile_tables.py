@@ -16,7 +16,7 @@ from rich.text import Text
 
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.imports import is_object, loader_data
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.workload import EmbeddingTable, UserError, load_tables, save_hot_ids
 from autoshard.workload.bounds import check_bounds

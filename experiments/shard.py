@@ -12,9 +12,14 @@ from autoshard.cost_model import StepPredictor
 from autoshard.cost_model.hardware import Reporter, for_tables
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
+from autoshard.experiments.console.inputs import (
+    PICTURES,
+    build_task,
+    check_file,
+    read_devices,
+    read_plan,
+)
 from autoshard.experiments.console.machine import PlanningOptions
-from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,

@@ -10,9 +10,8 @@ from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
-from autoshard.experiments.console.inputs import read_range
+from autoshard.experiments.console.inputs import check_file, read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.tracking.runs import check_registered
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy.network import PolicyShape
