@@ -28,6 +28,8 @@ from autoshard.workload.plans.step_price import (
 from autoshard.workload.tasks.objective import PHASES
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from autoshard.benchmark.pool.pool import BenchmarkPool
 
 _COLUMNS = ("fwd", "bwd", "a2a fwd", "a2a bwd")
@@ -181,10 +183,15 @@ class PlanCost:
             fontsize="medium",
         )
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: the picture cannot be written: {error}") from error
+        save_picture(figure, path)
+
+
+def save_picture(figure: "Figure", path: Path | str) -> None:
+    """Writes a PNG or SVG file; UserError if that is not possible."""
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the picture cannot be written: {error}") from error
 
 
 def price_plan(

@@ -15,8 +15,9 @@ from optuna.visualization.matplotlib import plot_param_importances, plot_slice
 from ray.tune.search.optuna import OptunaSearch
 from rich.console import RenderableType
 
+from autoshard.benchmark.plan_cost import save_picture
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.outputs import check_file, check_folder, save_picture
+from autoshard.experiments.console.inputs import check_file, check_folder
 from autoshard.experiments.sweeps.config import SWEEP, TuneShardConfig, read_sweep
 from autoshard.experiments.sweeps.front import LABELS
 from autoshard.experiments.sweeps.search_space import search_space

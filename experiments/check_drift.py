@@ -16,10 +16,9 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.drift import cost_change
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.imports import batches_of, is_object, model_of
-from autoshard.experiments.console.inputs import read_plan
+from autoshard.experiments.console.imports import is_object, loader_data
+from autoshard.experiments.console.inputs import check_file, read_plan
 from autoshard.experiments.console.machine import MachineOptions
-from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.sharders import DriftReport, open_oracle
 from autoshard.sharders.explaining.summary import new_table
@@ -28,7 +27,7 @@ from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema
 from autoshard.workload.profiling.profiler import Portion
-from autoshard.workload.profiling.sources import LoaderData, Source, source_of_files
+from autoshard.workload.profiling.sources import Source, source_of_files
 from autoshard.workload.profiling.table_counts import TableBatch
 from autoshard.workload.profiling.window import GROUPS, WindowCounts, counted_batches
 
@@ -67,14 +66,10 @@ class DriftConfig(MachineOptions):
     """File for the new plan, if moving is expected to save time."""
     json: Path | None = None
     """JSON file for the results."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one."""
-    store: Path = Path("costs.db")
-    """SQLite file of measurements; those of these tables correct the predictions."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
-        self.check_machine(self.cost_model)
+        self.check_machine()
         check_bounds(self, at_least={"steps_left": 0, "batches": GROUPS})
         check_file(self.out, "--out")
         check_file(self.json, "--json")
@@ -85,13 +80,7 @@ class DriftConfig(MachineOptions):
         """Returns the data, in portions of a batch."""
         if not is_object(self.data):
             return source_of_files(Path(self.data).expanduser(), batch_size)
-        features = None
-        if self.model is not None:
-            from autoshard.integration.models.bags import bag_tables
-
-            bags = bag_tables(model_of(self.model))
-            features = {name: bag.config.feature_names for name, bag in bags.items()}
-        return LoaderData(batches_of(self.data), features, batch_size)
+        return loader_data(self.data, self.model, batch_size)[0]
 
 
 @one_thread()
@@ -101,7 +90,7 @@ def main(config: DriftConfig) -> None:
     task = ShardingTask.load(config.task)
     plan = read_plan(config.plan, task, fitting=False)
     link = link_of(task, None if config.link is None else Link.parse(config.link))
-    model = config.model_for(config.cost_model or "cpu", config.store, task.operator)
+    model = config.model_for(task.operator)
     model = model.for_objective(task.objective, len(task.devices))
     oracle = open_oracle(model, task.batch_size, task.tables, config.store)
     oracle.check(task)

@@ -15,7 +15,7 @@ from autoshard.cost_model.pricing.proposals import CANDIDATES, most_uncertain
 from autoshard.experiments.collecting.collection import Summary, collect, collect_exchanges
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source

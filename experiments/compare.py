@@ -16,11 +16,9 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.machine import MachineOptions, check_measured_hardware
-from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.evaluation.pages import write_pages
-from autoshard.experiments.evaluation.pictures import draw_pictures
+from autoshard.experiments.console.inputs import check_file, check_folder
+from autoshard.experiments.console.machine import PlanningOptions, check_measured_hardware
+from autoshard.experiments.evaluation.pages import draw_pictures, write_pages
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
     Evaluation,
@@ -40,7 +38,6 @@ from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.sharders import (
     MEASURE_SECONDS,
-    cost_model_beside,
     load_policy,
     needs_of,
     open_oracle,
@@ -55,7 +52,7 @@ _ALL = "all"  # value of --sharders
 
 
 @dataclass(frozen=True)
-class CompareConfig(MachineOptions, ObjectiveOptions):
+class CompareConfig(PlanningOptions):
     """Compare sharders, and plans of other planners, on the same tasks.
 
     Tasks are sampled or read from a folder. They are sampled from the tables that neither cost
@@ -86,14 +83,9 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     """Names of sharders, separated by commas, or all that can run here. Those that measure require
     --measure. With --judge training, torchrec_default is TorchRec's planner with all types that it
     offers for the devices."""
-    policy: Path = Path("cpu")
-    """Folder of a trained policy, or the name of a shipped one."""
     policies: str | None = None
     """NAME=FOLDER,...: further policies. Each makes one plan, as the sharder policy does, with the
     same cost model."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
-    folder, else the shipped one."""
     batch_size: int = 1024
     """Samples of a batch."""
     memory_fill: float = 0.1
@@ -120,8 +112,6 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     batch alone. autoshard_verified measures with other batches."""
     verify_seconds: float = MEASURE_SECONDS
     """Time limit in seconds of autoshard_verified for measuring, per task."""
-    store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. Those that it holds are not repeated."""
     out: Path | None = None
     """Folder for tasks, plans and pictures."""
     json: Path | None = None
@@ -186,7 +176,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
             up_to={"memory_fill": 1},
         )
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine(self.cost_model)
+        self.check_machine()
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
         if self.torchrec_default and self.judge != "training":
@@ -215,10 +205,11 @@ def main(config: CompareConfig) -> None:
     plans = named_folders("--plans", config.plans, ())
     entries = [] if config.policies is None else config.policies.split(",")
     policies = named_folders("--policies", [entry.strip() for entry in entries], plans)
-    cost_model = config.cost_model or cost_model_beside(config.policy)
     policy = load_policy(config.policy)
     others = {name: load_policy(folder) for name, folder in policies.items()}
-    task_set, oracle = _task_set(config, plans, cost_model)
+    task_set, oracle = _task_set(config, plans)
+    if config.save_tasks is not None:
+        task_set = task_set.saved_to(config.save_tasks)
     used = [policy] if "policy" in needs_of(config.names) else []
     for checked in (*used, *others.values()):
         checked.check(task_set.max_devices)
@@ -259,7 +250,7 @@ def main(config: CompareConfig) -> None:
             "ended": found.ended,
             "policy": str(config.policy),
             "policies": {name: str(folder) for name, folder in policies.items()},
-            "cost_model": str(cost_model if config.data_sheet is None else config.hardware),
+            "cost_model": str(config.hardware if config.data_sheet else config.model_source),
             "hardware": hardware,
         }
         with ExitStack() as stack:
@@ -290,16 +281,14 @@ def main(config: CompareConfig) -> None:
     cli.say(line)
 
 
-def _task_set(
-    config: CompareConfig, plans: Mapping[str, Path], cost_model: Path | str
-) -> tuple[TaskSet, EstimatedCosts]:
+def _task_set(config: CompareConfig, plans: Mapping[str, Path]) -> tuple[TaskSet, EstimatedCosts]:
     """Returns the tasks and their oracle; UserError if it cannot price them.
 
     Files are read before the cost model, for which this machine may be probed.
     """
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
-        model = config.model_for(cost_model, config.store, task_set.first.operator)
+        model = config.model_for(task_set.first.operator)
         with documents.naming(config.tasks):
             first, ranks = task_set.first, task_set.common_ranks
             priced = model.for_objective(first.objective, ranks)
@@ -319,7 +308,7 @@ def _task_set(
         else config.choice.task_sampler
     )
     devices = config.num_devices if config.choice is None else None
-    model = config.priced(config.model_for(cost_model, config.store), devices)
+    model = config.priced(config.model_for(), devices)
     oracle = open_oracle(model, config.batch_size, tables)
     if config.choice is not None and config.choice.family.mixed and config.action == "estimate":
         oracle = costs_of_machines(model, config.batch_size)
@@ -361,7 +350,7 @@ def _evaluate(
 ) -> tuple[Evaluation, str]:
     """Returns the evaluation, and the hardware of its step times."""
     if config.action == "estimate":
-        found = evaluate_estimated(task_set, planners, config.save_tasks)
+        found = evaluate_estimated(task_set, planners)
         return found, planners.oracle.model.provenance.hardware
     from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
     from autoshard.experiments.evaluation.evaluator import Limits
@@ -376,7 +365,6 @@ def _evaluate(
                 planners,
                 limits,
                 config.store,
-                config.save_tasks,
                 config.devices,
                 config.torchrec_default,
             )
@@ -384,7 +372,7 @@ def _evaluate(
 
     with measuring_pool(config.store, config.devices) as pool:
         check_measured_hardware(planners.oracle.model, pool.devices()[0].hardware)
-        found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
+        found = evaluate_measured(task_set, planners, pool, limits, config.seeds)
         return found, pool.devices()[0].hardware
 
 

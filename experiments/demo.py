@@ -9,7 +9,7 @@ from autoshard.cost_model import DataError
 from autoshard.experiments import collect_costs, compare, ppo_shard, train_cost_model
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.outputs import check_folder
+from autoshard.experiments.console.inputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders import USUAL_HEURISTICS

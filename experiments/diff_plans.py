@@ -12,11 +12,9 @@ import tyro
 from autoshard.cost_model import StepPredictor, load_model
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.inputs import read_devices, read_plan
+from autoshard.experiments.console.inputs import check_file, read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.explaining.diff import PlanDiff, changes_of_options
-from autoshard.experiments.explaining.plan_in_use import present_step
+from autoshard.experiments.explaining.diff import PlanDiff, changes_of_options, present_step
 from autoshard.sharders import open_oracle
 from autoshard.workload import (
     Constraints,

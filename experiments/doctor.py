@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import ray
@@ -22,6 +21,7 @@ from autoshard.benchmark.machine.containers import cpu_quota
 from autoshard.benchmark.machine.hardware import cpu_fingerprint, free_memory_bytes
 from autoshard.benchmark.operator.fbgemm import check_pair, installed_fbgemm, training_ops
 from autoshard.benchmark.pool.devices import nodes_that_measure, reports_of
+from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.learning.links import fit_links
 from autoshard.experiments.collecting.collection import measure_equal
 from autoshard.experiments.console import cli
@@ -166,8 +166,7 @@ def _noise(repeats_ms: Sequence[Sequence[float]]) -> Finding:
     if again == 0:
         return Finding("noise", "not known: no shard was measured more than once")
     logs = [[math.log(ms) for ms in same] for same in repeats_ms]
-    squares = sum((log - fmean(same)) ** 2 for same in logs for log in same)
-    noise = math.sqrt(squares / again)
+    noise = math.sqrt(pooled_variance(logs, 0.0, 0.0))
     times = again + len(repeats_ms)
     says = f"{times} measurements of {len(repeats_ms)} shards deviate by {noise:.1%}"
     mend = "other programs use the devices: end them, or expect to measure longer"

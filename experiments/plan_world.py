@@ -11,15 +11,12 @@ from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.inputs import build_task, read_devices
-from autoshard.experiments.console.machine import MachineOptions
-from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import build_task, check_file, read_devices
+from autoshard.experiments.console.machine import PlanningOptions
 from autoshard.experiments.console.progress import following
 from autoshard.sharders import (
     SHARDERS,
     check_takes_seconds,
-    cost_model_beside,
     make_sharder,
     needs_of,
     open_context,
@@ -46,7 +43,7 @@ _WORTH = 0.5  # of the throughput of a device before, that a device added has to
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanWorldConfig(MachineOptions, ObjectiveOptions):
+class PlanWorldConfig(PlanningOptions):
     """Plan the same tables for several numbers of devices, to choose how many to train on.
 
     Reports step time, throughput, efficiency, memory, and with --device-hour the price of a million
@@ -79,13 +76,6 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
     seconds: float | None = None
     """Time limit in seconds of planning for all numbers of devices together. Default: plans are
     those of shard.py."""
-    policy: Path = Path("cpu")
-    """Folder of a trained policy, or the name of a shipped one."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
-    folder, else the shipped one."""
-    store: Path = Path("costs.db")
-    """SQLite file of measurements; those of these tables correct the predictions."""
     json: Path | None = None
     """JSON file for the table."""
 
@@ -109,7 +99,7 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
         for number in self.numbers:
             self.check_memory(self.devices_of(number))
             self.for_devices(number).build_objective(number)  # raises for wrong options
-        self.check_machine(self.cost_model)
+        self.check_machine()
         check_file(self.json, "--json")
 
     @property
@@ -222,8 +212,7 @@ def main(config: PlanWorldConfig) -> None:
     """Plans for each number of devices, and prints and writes the table."""
     config.check()
     tables, numbers = load_tables(config.tables), config.numbers
-    source = config.cost_model or cost_model_beside(config.policy)
-    model = config.priced(config.model_for(source, config.store), devices=None)
+    model = config.priced(config.model_for(), devices=None)
     objectives = {number: config.objective_of(number, model) for number in numbers}
     context = open_context(
         needs_of([config.sharder]), tables, config.batch_of(numbers[0]), model, config.policy,

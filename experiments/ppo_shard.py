@@ -12,7 +12,7 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.experiments.training.recipes import check_recipe, recipe_defaults
@@ -74,7 +74,8 @@ def main(config: PPOShardConfig) -> None:
         stack.enter_context(ray_cluster())
 
         # 5. Training, with a checkpoint after each iteration.
-        training = Training(config, folder, parts, model, store, saved, run.run_id, budget)
+        setup = TrainingSetup(config, parts, model, store)
+        training = Training(setup, folder, saved, run.run_id, budget)
         stack.callback(training.stop)
         report = TrainingReport(training, run)
         report.introduce()

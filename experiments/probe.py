@@ -9,7 +9,7 @@ import tyro
 from autoshard.benchmark.probe.probing import probe_here
 from autoshard.benchmark.probe.report import PROBE_SECONDS, save_probe
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.workload.bounds import check_bounds
 
 

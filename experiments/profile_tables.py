@@ -15,17 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.imports import batches_of, is_object, model_of
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.imports import is_object, loader_data
+from autoshard.experiments.console.inputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.workload import EmbeddingTable, UserError, load_tables, save_hot_ids
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.profiling.profiler import DEFAULT_GB, TableProfiler
-from autoshard.workload.profiling.sources import (
-    LoaderData,
-    Source,
-    source_of_files,
-)
+from autoshard.workload.profiling.sources import Source, source_of_files
 from autoshard.workload.sources.table_files import SUFFIXES, save_tables
 
 _SAVE_S = 60.0
@@ -101,15 +97,8 @@ class ProfileConfig:
             if self.workers is not None:  # which may run in other folders
                 path = path.absolute()
             return source_of_files(path, self.batch_size), known
-        features = None
-        if self.model is not None:
-            from autoshard.integration.models.bags import bag_tables
-
-            bags = bag_tables(model_of(self.model))
-            known = tuple(bag.described() for bag in bags.values())
-            features = {name: bag.config.feature_names for name, bag in bags.items()}
-        batches = batches_of(self.data)
-        return LoaderData(batches, features, self.batch_size, self.num_batches), known
+        data, of_model = loader_data(self.data, self.model, self.batch_size, self.num_batches)
+        return data, of_model or known
 
 
 def main(config: ProfileConfig) -> None:
@@ -165,12 +154,11 @@ def _count(
         started = saved = time.monotonic()
         advance = stack.enter_context(following(len(source), "portions"))
         stop = stack.enter_context(_stop_requests())
-        for _ in range(done):
-            advance()
+        if done:
+            advance(done)
         for steps in counted:
             done += steps
-            for _ in range(steps):
-                advance()
+            advance(steps)
             late = steps and time.monotonic() - saved > _SAVE_S
             if data and (stop.is_set() or late):
                 profiler.save(progress, data, done)

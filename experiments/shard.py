@@ -8,19 +8,22 @@ from typing import Annotated, Self
 
 import tyro
 
-from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.cost_model import StepPredictor
 from autoshard.cost_model.hardware import Reporter, for_tables
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
-from autoshard.experiments.console.machine import MachineOptions
-from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import PICTURES, check_file
+from autoshard.experiments.console.inputs import (
+    PICTURES,
+    build_task,
+    check_file,
+    read_devices,
+    read_plan,
+)
+from autoshard.experiments.console.machine import PlanningOptions
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,
     check_takes_seconds,
-    cost_model_beside,
     make_sharder,
     needs_of,
     open_context,
@@ -33,10 +36,8 @@ from autoshard.sharders.explaining.summary import (
     training_notes,
 )
 from autoshard.workload import (
-    Device,
     EmbeddingTable,
     OperatorOptions,
-    ShardingTask,
     UserError,
     documents,
     load_tables,
@@ -53,7 +54,7 @@ _SHARDERS = "\n".join(
 
 
 @dataclass(frozen=True)
-class ShardConfig(MachineOptions, ObjectiveOptions):
+class ShardConfig(PlanningOptions):
     """Assign embedding tables to devices: table-wise, column-wise, row-wise or data-parallel.
 
     A cost model predicts costs, so no cluster is needed. With --measure, selected shards of these
@@ -120,11 +121,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     options save, what would help next. It takes as long as some further plans."""
     batch_size: int = 1024
     """Samples of a batch, all ranks together."""
-    policy: Path = Path("cpu")
-    """Folder of a trained policy, or the name of a shipped one."""
-    cost_model: Path | None = None
-    """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
-    folder, else the shipped one."""
     seed: int = 0
     """Seed of sharders that sample."""
     measure: bool = False
@@ -134,9 +130,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """Time budget in seconds. Limits planning (default: until the sharder stops); local search uses
     what the policy leaves. With --measure, limits measuring instead (default: 60), excluding the
     final measurement of the plan."""
-    store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. Those of these tables are used without --measure,
-    too."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
@@ -166,7 +159,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         self._check_host_memory()
         self._check_dense_layers()
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine(self.cost_model, several=True)
+        self.check_machine(several=True)
         check_bounds(
             self,
             at_least={
@@ -309,10 +302,9 @@ def main(config: ShardConfig) -> None:
     config.check_memory(devices)
     tables, stored = config.workload()
     given = config.plan or config.start_plan
-    source = config.cost_model or cost_model_beside(config.policy)
     models = [
         model if stored is None else for_tables(model, stored, Reporter(cli.note, cli.note))
-        for model in config.models_for(source, config.store, stored)
+        for model in config.models_for(stored)
     ]
     devices = config.with_hardware(devices, models)
     context = open_context(
@@ -323,7 +315,9 @@ def main(config: ShardConfig) -> None:
         config.policy,
         config.store,
     )
-    task = _task(config, tables, devices, context.costs)
+    model = context.costs.model
+    objective = config.build_objective(len(devices), model)
+    task = build_task(tables, devices, config.batch_size, model, objective, config.constraints)
     if config.save_task is not None:
         task.save(config.save_task)
     context = replace(
@@ -389,18 +383,6 @@ def main(config: ShardConfig) -> None:
         title = f"{config.tables or config.model}, sharded by {what}"
         write_report(config.report, plan, task, replace(context, oracle=oracle), title=title)
         cli.say(f"the report is in {config.report}")
-
-
-def _task(
-    config: ShardConfig,
-    tables: tuple[EmbeddingTable, ...],
-    devices: tuple[Device, ...],
-    oracle: EstimatedCosts,
-) -> ShardingTask:
-    objective = config.build_objective(len(devices), oracle.model)
-    return build_task(
-        tables, devices, config.batch_size, oracle.model, objective, config.constraints
-    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from autoshard.cost_model.models.checkpoint import OtherHardware, check_free, lo
 from autoshard.experiments.collecting.proposals import Proposer
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import store_source

@@ -9,7 +9,7 @@ from pathlib import Path
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsals.times import MUCH
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.evaluation.task_sets import TORCHREC_DEFAULT
 from autoshard.integration.rehearsal.rank_group import (

@@ -17,7 +17,6 @@ from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
 from autoshard.experiments.sweeps.config import SWEEP, SWEEP_SCHEMA, TuneShardConfig, read_sweep
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import default_point, search_space
-from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import (
     TRIALS,
     TrialOutcome,
@@ -31,6 +30,7 @@ from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
+from autoshard.experiments.training.config import TrainingSetup
 from autoshard.experiments.training.measuring import check_hardware
 from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
@@ -174,7 +174,7 @@ def _front(
 
 def _shared(
     config: TuneShardConfig, storage: Storage
-) -> tuple[tuple[EmbeddingTable, ...], PolicyTask]:
+) -> tuple[tuple[EmbeddingTable, ...], TrainingSetup]:
     """Returns the tables, and the parts of a training that all trials share."""
     store = _store(config, storage)
     tables = load_tables(config.tables)
@@ -182,7 +182,7 @@ def _shared(
     training = replace(config, store=store).training()
     model = training.priced_for_tasks(load_model(config.cost_model))
     open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
-    return tables, PolicyTask(training.priced_by(model), parts, model, store)
+    return tables, TrainingSetup(training.priced_by(model), parts, model, store)
 
 
 def trainable_of(storage: str) -> Any:
@@ -192,7 +192,7 @@ def trainable_of(storage: str) -> Any:
     return trainable(_shared(config, folder)[1])
 
 
-def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Callable[[], None]:
+def _pool_started(stack: ExitStack, task: TrainingSetup, storage: Storage) -> Callable[[], None]:
     """Starts the pool if trials measure; returns a function to keep its store and print notices."""
     if not task.config.measures:
         return lambda: None

@@ -202,6 +202,20 @@ class Watched:
             cls.running.pop().kill()
 
 
+def in_pool(pool: BenchmarkPool, question: Callable[[Any], Any]) -> Any:
+    """What a function finds in the process of the pool's actor."""
+    return ray.get(pool._actor.__ray_call__.remote(question))
+
+
+def backlog(pool: BenchmarkPool) -> int:
+    """Shards that wait for a device or are being measured."""
+    return int(in_pool(pool, lambda coordinator: len(coordinator._jobs)))
+
+
+def process_id(pool: BenchmarkPool) -> int:
+    return int(in_pool(pool, lambda _: os.getpid()))
+
+
 def actors(name: str) -> list[psutil.Process]:
     """Processes of actors of that class in the cluster that these tests have started."""
     found = [child for child in psutil.Process().children(recursive=True) if child.is_running()]

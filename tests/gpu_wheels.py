@@ -56,7 +56,7 @@ def check(has_stub: bool) -> None:
     from autoshard.workload import UserError
 
     assert (torch.version.cuda or "").startswith("13."), torch.__version__
-    assert CudaRuntime().processes() == set()  # NVML without a driver
+    assert CudaRuntime().nvml.processes() == set()  # NVML without a driver
     problem = CudaBackend().problem()
     assert problem is not None
     assert "needs driver 580 or newer" in problem

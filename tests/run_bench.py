@@ -53,7 +53,7 @@ from autoshard.benchmark.machine.hardware import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.checkout import git_commit, is_changed
-from autoshard.experiments.console.outputs import check_folder
+from autoshard.experiments.console.inputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.workload import UserError
 

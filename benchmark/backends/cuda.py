@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from autoshard.benchmark.backends import nvml
 from autoshard.benchmark.backends.base import (
     CLAIM_PATIENCE_S,
     DeviceBackend,
@@ -16,6 +15,7 @@ from autoshard.benchmark.backends.base import (
     TimedOperator,
 )
 from autoshard.benchmark.backends.cuda_stopwatch import CudaStopwatch
+from autoshard.benchmark.backends.nvml import NvmlReadings
 from autoshard.benchmark.machine.device_lock import claimed
 from autoshard.benchmark.machine.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.machine.process import release_freed_memory
@@ -80,27 +80,13 @@ class CudaRuntime:
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, ranks, options)
 
-    def processes(self) -> set[int]:
-        """Returns the processes on the GPU; none if NVML is missing or not permitted."""
-        return nvml.processes(self._uuid)
-
-    def state(self) -> str:
-        """Returns clock, power and limits of the GPU; empty if NVML is missing."""
-        return nvml.state(self._uuid)
-
-    def limited_seconds(self) -> float:
-        """Returns for how long power or heat have lowered its clock; 0 if NVML is missing."""
-        return nvml.limited_seconds(self._uuid)
-
-    def is_lost(self) -> bool:
-        """Returns whether the driver has lost the GPU; no if NVML is missing."""
-        return nvml.is_lost(self._uuid)
-
-    @cached_property  # torch may not be able to say it again once the GPU is lost
-    def _uuid(self) -> str:
-        if not self.cuda.is_available():
-            return ""
-        return str(self.cuda.get_device_properties(self.device).uuid)
+    @cached_property  # torch may not be able to say which GPU it is once that is lost
+    def nvml(self) -> NvmlReadings:
+        """Readings of the GPU by NVML."""
+        is_here = self.cuda.is_available()
+        return NvmlReadings(
+            str(self.cuda.get_device_properties(self.device).uuid) if is_here else ""
+        )
 
 
 class CudaBackend(DeviceBackend):
@@ -163,10 +149,10 @@ class CudaBackend(DeviceBackend):
         """Makes the GPU the default device; UserError if torch or fbgemm cannot use it."""
         if (problem := self.problem()) is not None:
             raise UserError(problem)
-        before = self._runtime.processes()
+        before = self._runtime.nvml.processes()
         self._runtime.cuda.set_device(self.device)
         self._runtime.buffer(1)  # makes this process one of the GPU's
-        self._own = frozenset(self._runtime.processes() - before)
+        self._own = frozenset(self._runtime.nvml.processes() - before)
 
     def problem(self) -> str | None:
         """Returns why nothing can run on the GPU, and what to do about it; None if it can."""
@@ -219,7 +205,7 @@ class CudaBackend(DeviceBackend):
 
     def is_lost(self) -> bool:
         """Returns whether the driver has lost the GPU."""
-        return self._runtime.is_lost()
+        return self._runtime.nvml.is_lost()
 
     def flush(self, freed_bytes: int) -> None:  # noqa: ARG002
         """Releases torch's cached GPU memory, and freed main memory."""
@@ -236,11 +222,11 @@ class CudaBackend(DeviceBackend):
 
     def throttled_seconds(self) -> float:
         """Returns for how long power or heat have lowered the GPU's clock so far."""
-        return self._runtime.limited_seconds()
+        return self._runtime.nvml.limited_seconds()
 
     def state(self) -> str:
         """Returns clock, power and limits of the GPU now."""
-        return self._runtime.state()
+        return self._runtime.nvml.state()
 
     def stopwatch(
         self, flush: bool = True, references: Sequence[TimedOperator] = ()

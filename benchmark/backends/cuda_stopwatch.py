@@ -12,33 +12,19 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, TimedOperator
 from autoshard.benchmark.statistics import uncontended_level
+
+if TYPE_CHECKING:
+    from autoshard.benchmark.backends.cuda import CudaRuntime
 
 _SLOW_FLUSH = 1.3  # times the uncontended time of a flush
 _FLUSHES = 300  # latest ones, for the uncontended time
 _FIRST_WAIT = 2**20  # clock cycles: about half a millisecond
 _MAX_WAIT = 2**28  # about 0.15 s
 _TRIES = 8  # of an iteration: launches differ, and waits double
-
-
-class Stream(Protocol):
-    """The parts of a GPU's runtime that a stopwatch needs."""
-
-    @property
-    def cuda(self) -> Any:
-        """The module torch.cuda, or what stands in for it: it has `Event`."""
-
-    def buffer(self, size: int) -> Any:
-        """Returns so many bytes of the GPU's memory, which have `zero_`."""
-
-    def wait(self, cycles: int) -> None:
-        """Launches a kernel that does nothing for so many clock cycles."""
-
-    def processes(self) -> set[int]:
-        """Returns the processes on the GPU."""
 
 
 class CudaStopwatch(Stopwatch):
@@ -57,7 +43,7 @@ class CudaStopwatch(Stopwatch):
 
     def __init__(
         self,
-        runtime: Stream,
+        runtime: "CudaRuntime",
         flush_bytes: int,
         references: Sequence[TimedOperator] = (),
         own: Collection[int] = (),
@@ -108,7 +94,7 @@ class CudaStopwatch(Stopwatch):
 
     def foreign_load(self) -> float:
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
-        return 1.0 if self._runtime.processes() - self._own else 0.0
+        return 1.0 if self._runtime.nvml.processes() - self._own else 0.0
 
     def clear_cache(self, max_ms: float) -> bool:  # noqa: ARG002 - it takes no time that counts
         """Flushes the L2 cache for what is no iteration."""

@@ -1,4 +1,4 @@
-"""What NVML reports on a GPU; nothing where it is missing or not permitted."""
+"""Readings of a GPU by NVML."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,71 +16,78 @@ _LIMITS = {
 }
 
 
-def processes(uuid: str) -> set[int]:
-    """Returns the processes on a GPU, by their numbers outside of containers."""
+class NvmlReadings:
+    """What NVML reports on the GPU of a UUID; nothing where NVML is missing or not permitted."""
 
-    def ask(nvml: Any, gpu: Any) -> set[int]:
-        return {each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
 
-    return _ask(uuid, ask, set())
+    def processes(self) -> set[int]:
+        """Returns the processes on the GPU, by their numbers outside of containers."""
 
+        def ask(nvml: Any, gpu: Any) -> set[int]:
+            return {each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
 
-def state(uuid: str) -> str:
-    """Returns clock, power and what limits them now: `1755 MHz, 412 W, power cap`."""
+        return self._ask(ask, set())
 
-    def ask(nvml: Any, gpu: Any) -> str:
-        clock_mhz = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
-        watts = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
-        ask_reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        try:
-            reasons = ask_reasons(gpu) if ask_reasons is not None else 0
-        except nvml.NVMLError:  # drivers before 535 do not know the call
-            reasons = 0
-        limits = [
-            limit
-            for name, limit in _LIMITS.items()
-            if reasons & getattr(nvml, f"nvmlClocksEventReason{name}")
-        ]
-        return ", ".join([f"{clock_mhz} MHz", f"{watts:.0f} W", *limits])
+    def state(self) -> str:
+        """Returns clock, power and what limits them now: `1755 MHz, 412 W, power cap`."""
 
-    return _ask(uuid, ask, "")
+        def ask(nvml: Any, gpu: Any) -> str:
+            clock_mhz = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+            watts = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
+            ask_reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            try:
+                reasons = ask_reasons(gpu) if ask_reasons is not None else 0
+            except nvml.NVMLError:  # drivers before 535 do not know the call
+                reasons = 0
+            limits = [
+                limit
+                for name, limit in _LIMITS.items()
+                if reasons & getattr(nvml, f"nvmlClocksEventReason{name}")
+            ]
+            return ", ".join([f"{clock_mhz} MHz", f"{watts:.0f} W", *limits])
 
+        return self._ask(ask, "")
 
-def limited_seconds(uuid: str) -> float:
-    """Returns for how long limits of power and heat have lowered the clock since the driver came.
+    def limited_seconds(self) -> float:
+        """Returns for how long limits of power and heat have lowered the clock since the driver
+        came. Drivers of some GPUs do not count that.
+        """
 
-    Drivers of some GPUs do not count that.
-    """
+        def ask(nvml: Any, gpu: Any) -> float:
+            policies = nvml.NVML_PERF_POLICY_POWER, nvml.NVML_PERF_POLICY_THERMAL
+            found = [nvml.nvmlDeviceGetViolationStatus(gpu, policy) for policy in policies]
+            return float(_NS * sum(each.violationTime for each in found))
 
-    def ask(nvml: Any, gpu: Any) -> float:
-        policies = nvml.NVML_PERF_POLICY_POWER, nvml.NVML_PERF_POLICY_THERMAL
-        found = [nvml.nvmlDeviceGetViolationStatus(gpu, policy) for policy in policies]
-        return float(_NS * sum(each.violationTime for each in found))
+        return self._ask(ask, 0.0)
 
-    return _ask(uuid, ask, 0.0)
-
-
-def is_lost(uuid: str) -> bool:
-    """Returns whether the driver had a GPU and has it no longer: it fell off the bus, or failed."""
-    nvml = _ready()
-    if nvml is None:
+    def is_lost(self) -> bool:
+        """Returns whether the driver had the GPU and has it no longer: it fell off the bus, or
+        failed.
+        """
+        nvml = _ready()
+        if nvml is None:
+            return False
+        try:  # either call may find it out
+            nvml.nvmlDeviceGetMemoryInfo(self._gpu(nvml))
+        except nvml.NVMLError as error:
+            return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
         return False
-    try:  # either call may find it out
-        nvml.nvmlDeviceGetMemoryInfo(_gpu(nvml, uuid))
-    except nvml.NVMLError as error:
-        return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
-    return False
 
+    def _ask(self, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
+        """Returns the answer of NVML on the GPU, or what stands for none."""
+        nvml = _ready()
+        if nvml is None:
+            return unknown
+        try:
+            return question(nvml, self._gpu(nvml))
+        except Exception:  # whatever NVML raises
+            return unknown
 
-def _ask(uuid: str, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
-    """Returns the answer of NVML on the GPU with this UUID, or what stands for none."""
-    nvml = _ready()
-    if nvml is None:
-        return unknown
-    try:
-        return question(nvml, _gpu(nvml, uuid))
-    except Exception:  # whatever NVML raises
-        return unknown
+    def _gpu(self, nvml: Any) -> Any:
+        """Returns NVML's handle of the GPU."""
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
 
 
 def _ready() -> Any:
@@ -92,8 +99,3 @@ def _ready() -> Any:
     except Exception:  # whatever NVML raises
         return None
     return pynvml
-
-
-def _gpu(nvml: Any, uuid: str) -> Any:
-    """Returns NVML's handle of the GPU with this UUID."""
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -14,6 +14,7 @@ from autoshard.benchmark.machine.containers import cpu_quota, memory_left, memor
 from autoshard.benchmark.machine.system_files import (
     ROOT,
     parsed_list,
+    read_bytes,
     read_list,
     read_number,
     read_text,
@@ -150,8 +151,8 @@ def machine_memory_bytes(root: Path = ROOT) -> int:
 
 def free_memory_bytes(root: Path = ROOT) -> int:
     """Returns the memory that a process may take now without pushing out others."""
-    kib = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
-    free = int(kib[1]) * 1024 if kib else machine_memory_bytes(root)
+    free = read_bytes(root / "proc/meminfo", "MemAvailable")
+    free = machine_memory_bytes(root) if free is None else free
     left = memory_left(root)
     return free if left is None else min(free, left)
 
@@ -163,18 +164,17 @@ def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
     memory that was added later. A node that this process may not use has 0 bytes.
     """
     cpus: dict[int, frozenset[int]] = {}
-    kib: dict[int, int] = {}
+    own: dict[int, int] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         number = int(folder.name.removeprefix("node"))
         cpus[number] = read_list(folder / "cpulist")
-        total_kib = re.search(r"MemTotal:\s*(\d+)", read_text(folder / "meminfo"))
-        kib[number] = int(total_kib[1]) if total_kib else 0
+        own[number] = read_bytes(folder / "meminfo", "MemTotal") or 0
     # A cpuset may name the nodes on which this process may have memory.
     status = re.search(r"Mems_allowed_list:\s*(\S+)", read_text(root / "proc/self/status"))
     allowed = parsed_list(status[1]) if status else frozenset(cpus)
-    total, whole = _physical_memory_bytes(root), sum(kib.values()) or 1
+    total, whole = _physical_memory_bytes(root), sum(own.values()) or 1
     return tuple(
-        NumaNode(number, cpus[number], total * kib[number] // whole if number in allowed else 0)
+        NumaNode(number, cpus[number], total * own[number] // whole if number in allowed else 0)
         for number in sorted(cpus)
     )
 
@@ -286,7 +286,5 @@ def _round_robin(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[in
 
 
 def _physical_memory_bytes(root: Path) -> int:
-    kib = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
-    if kib is None:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(kib[1]) * 1024
+    total = read_bytes(root / "proc/meminfo", "MemTotal")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if total is None else total

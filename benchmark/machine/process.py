@@ -3,11 +3,10 @@
 import ctypes
 import gc
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from autoshard.benchmark.machine.system_files import ROOT, read_text
+from autoshard.benchmark.machine.system_files import ROOT, read_bytes
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
 _MAX_INT = 2**31 - 1  # largest int in C
@@ -45,8 +44,7 @@ def release_freed_memory() -> None:
 
 def peak_bytes() -> int:
     """Returns the peak memory of this process; 0 if unknown."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", read_text(ROOT / "proc/self/status"))
-    return int(found[1]) * 1024 if found else 0
+    return read_bytes(ROOT / "proc/self/status", "VmHWM") or 0
 
 
 @contextmanager

@@ -29,6 +29,12 @@ def read_numbers(path: Path) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
+def read_bytes(path: Path, name: str) -> int | None:
+    """Returns the bytes of the line "name: number kB" of a file; None without such a line."""
+    found = re.search(rf"\b{name}:\s*(\d+) kB", read_text(path))
+    return int(found[1]) * 1024 if found else None
+
+
 def read_list(path: Path) -> frozenset[int]:
     """Returns the numbers of a file that holds a list; none if it is missing."""
     return parsed_list(read_text(path))

@@ -109,6 +109,16 @@ def _normalized_ms(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats
     return np.column_stack((ms, ms.sum(axis=1)))
 
 
+def level_of(runs: Sequence[Iteration]) -> ReferenceLevel | None:
+    """Returns the uncontended level of runs of the reference; None without any."""
+    if not runs:
+        return None
+    return ReferenceLevel(
+        uncontended_level([run.forward_ms for run in runs]),
+        uncontended_level([run.backward_ms for run in runs]),
+    )
+
+
 class _References:
     """Runs of the reference between iterations."""
 
@@ -133,12 +143,7 @@ class _References:
 
     def level(self) -> ReferenceLevel | None:
         """Returns the uncontended level of all runs so far; None without a reference."""
-        if not self._all:
-            return None
-        return ReferenceLevel(
-            uncontended_level([run.forward_ms for run in self._all]),
-            uncontended_level([run.backward_ms for run in self._all]),
-        )
+        return level_of(self._all)
 
 
 def time_interleaved(

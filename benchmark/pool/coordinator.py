@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 import uuid
 from collections import deque
@@ -132,10 +131,6 @@ class PoolCoordinator:
         """Withdraws requests to the autoscaler, which would outlive the pool."""
         self._fleet.request_devices(0)
 
-    async def node_of_devices(self) -> dict[str, str]:
-        """Returns the Ray node of each device's actor."""
-        return {device.info.name: device.place.node_id for device in self._fleet.devices}
-
     async def node_sizes(self) -> list[int]:
         """Returns the number of devices of each node, the largest first."""
         return list(map(len, exchanging.devices_of_nodes(self._fleet.measuring())))
@@ -146,10 +141,6 @@ class PoolCoordinator:
         peaks = await asyncio.gather(*(device.call("peak_bytes") for device in devices))
         return {device.info.name: peak for device, peak in zip(devices, peaks, strict=True)}
 
-    async def process_id(self) -> int:
-        """Returns the process id of the pool's actor."""
-        return os.getpid()
-
     async def cpu_seconds(self) -> float:
         """Returns the CPU time of the pool's actor."""
         return time.process_time()
@@ -157,10 +148,6 @@ class PoolCoordinator:
     async def state(self) -> PoolState:
         """Returns what the pool does now, and what it has done so far."""
         return self._metrics.update(self._fleet, self._jobs.waiting)
-
-    async def backlog(self) -> int:
-        """Returns the number of shards that wait for a device or are being measured."""
-        return len(self._jobs)
 
     async def machine(self) -> str:
         """Returns the machine of the pool's actor, which holds its stores."""

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from autoshard.benchmark.backends.base import DeviceBackend, Iteration, TimedOperator
-from autoshard.benchmark.measurement import ReferenceLevel
 from autoshard.benchmark.operator import fbgemm
 from autoshard.benchmark.operator.embedding_op import build_module
+from autoshard.benchmark.operator.timing import level_of
 from autoshard.benchmark.probe.report import (
     MachineProbe,
     OperatorPrices,
@@ -34,7 +34,6 @@ from autoshard.benchmark.probe.report import (
     UpdateTime,
     WorkingSet,
 )
-from autoshard.benchmark.statistics import uncontended_level
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 from autoshard.workload.tables.operators import Optimizer
 
@@ -128,16 +127,10 @@ class MemoryProbe:
 
     def report(self, seconds: float) -> MachineProbe:
         """Returns what was found so far."""
-        level = None
-        if self._references:
-            level = ReferenceLevel(
-                uncontended_level([run.forward_ms for run in self._references]),
-                uncontended_level([run.backward_ms for run in self._references]),
-            )
         return MachineProbe(
             hardware=self._backend.fingerprint(),
             versions=fbgemm.library_versions(),
-            reference_level=level,
+            reference_level=level_of(self._references),
             system=self._backend.system_report(),
             operator=self._prices(),
             working_sets=tuple(self._working_set(size) for size in SET_BYTES),

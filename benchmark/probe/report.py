@@ -7,11 +7,12 @@ Whatever is missing is None, never 0. This module loads neither torch nor Ray.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from autoshard.benchmark.machine.hardware import CacheReport, SystemReport
+from autoshard.benchmark.machine.hardware import SystemReport
 from autoshard.benchmark.measurement import ReferenceLevel
 from autoshard.workload import UserError, documents
 from autoshard.workload.tables.operators import Optimizer
@@ -156,27 +157,8 @@ class MachineProbe:
         """Returns the probe that `to_json` wrote."""
         PROBE_SCHEMA.check(document)
         with documents.fields_of("probe"):
-            level, source = document["reference_level"], document["source"]
-            hardware = document["hardware"]
-            if not isinstance(hardware, str):
-                raise TypeError(f"hardware is no text: {hardware!r}")
-            if source not in get_args(Source):
-                raise ValueError(f"source is none of {', '.join(get_args(Source))}: {source!r}")
-            return MachineProbe(
-                hardware=hardware,
-                versions=str(document["versions"]),
-                source=source,
-                reference_level=None if level is None else ReferenceLevel(**level),
-                system=_system(document["system"]),
-                operator=_operator(document["operator"]),
-                working_sets=tuple(_working_set(each) for each in document["working_sets"]),
-                shards=tuple(
-                    ProbedShard(str(each["name"]), _passes(each["ms"]))
-                    for each in document["shards"]
-                ),
-                seconds=float(document["seconds"]),
-                measured_at=float(document["measured_at"]),
-            )
+            probe: MachineProbe = _read(MachineProbe, document, "probe")
+            return probe
 
 
 def save_probe(probe: MachineProbe, path: Path | str) -> None:
@@ -204,43 +186,29 @@ def load_probe(path: Path | str, kind: str | None = None) -> MachineProbe:
         return probe
 
 
-def _system(fields: Mapping[str, Any]) -> SystemReport:
-    caches, vectors = fields["caches"], fields["vectors"]
-    return SystemReport(
-        caches=None if caches is None else tuple(CacheReport(**each) for each in caches),
-        vectors=None if vectors is None else tuple(map(str, vectors)),
-        kernels=fields["kernels"],
-        clock_mhz=_positive(fields["clock_mhz"]),
-        huge_pages=fields["huge_pages"],
-    )
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Returns the field of a document as its type says; None is what was not measured.
 
-
-def _operator(fields: Mapping[str, Any]) -> OperatorPrices:
-    prices = {name: _passes(value) for name, value in fields.items() if name != "updates"}
-    updates = []
-    for each in fields["updates"]:
-        if each["optimizer"] not in get_args(Optimizer):
-            raise ValueError(f"unknown optimizer {each['optimizer']!r}")
-        update = UpdateTime(each["optimizer"], int(each["row_bytes"]), _positive(each["ns"]))
-        updates.append(update)
-    return OperatorPrices(**prices, updates=tuple(updates))
-
-
-def _working_set(fields: Mapping[str, Any]) -> WorkingSet:
-    return WorkingSet(
-        size_bytes=int(fields["size_bytes"]),
-        copy_gb_s=_positive(fields["copy_gb_s"]),
-        latency_ns=_positive(fields["latency_ns"]),
-        rows=tuple(RowTimes(int(row["row_bytes"]), _passes(row["ns"])) for row in fields["rows"]),
-    )
-
-
-def _passes(fields: Mapping[str, Any]) -> Passes:
-    return Passes(_positive(fields["forward"]), _positive(fields["backward"]))
-
-
-def _positive(value: Any) -> float | None:
-    """Returns a time or speed, which is positive or missing."""
-    if value is None or (isinstance(value, int | float) and 0 < value < math.inf):
-        return value
-    raise ValueError(f"{value!r} is neither positive nor missing (null)")
+    Args:
+        kind: A dataclass of this module, whose fields are read likewise, or the type of a field.
+        value: The value in the document.
+        name: Name of the field, for errors.
+    """
+    of = get_args(kind)
+    if NoneType in of:
+        (kind,) = set(of) - {NoneType}
+        if value is None:
+            return None
+        if kind is float and not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise ValueError(f"{name}: {value!r} is neither positive nor missing (null)")
+        return _read(kind, value, name)
+    if get_origin(kind) is tuple:
+        return tuple(_read(of[0], each, name) for each in value)
+    if get_origin(kind) is Literal and value not in of:
+        raise ValueError(f"{name} is none of {', '.join(of)}: {value!r}")
+    if kind is str and not isinstance(value, str):
+        raise TypeError(f"{name} is no text: {value!r}")
+    types = get_type_hints(kind) if is_dataclass(kind) else None
+    if types is None:
+        return kind(value) if kind in (int, float) else value
+    return kind(**{field: _read(each, value[field], field) for field, each in types.items()})

@@ -28,8 +28,14 @@ from autoshard.benchmark.measurement import (
 from autoshard.benchmark.operator.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.probe.report import MachineProbe
 from autoshard.benchmark.store import file as store_file
-from autoshard.benchmark.store.file import StoreError
-from autoshard.benchmark.store.rows import COLUMNS, KEY, key_of, measurement_of, row_of
+from autoshard.benchmark.store.file import (
+    COLUMNS,
+    KEY,
+    StoreError,
+    key_of,
+    measurement_of,
+    row_of,
+)
 from autoshard.workload import EmbeddingTable, Piece, Shard, documents
 
 _OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in KEY)}"

@@ -24,8 +24,8 @@ from autoshard.benchmark.measurement import (
     method_of,
 )
 from autoshard.benchmark.probe.report import MachineProbe
+from autoshard.benchmark.store.file import COLUMNS, unpack_ids
 from autoshard.benchmark.store.measurements import MeasurementStore
-from autoshard.benchmark.store.rows import COLUMNS, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     FieldError,

@@ -15,6 +15,8 @@ from autoshard.workload.errors import reason_of
 
 if TYPE_CHECKING:
     from autoshard.integration import ModelTables
+    from autoshard.workload import EmbeddingTable
+    from autoshard.workload.profiling.sources import LoaderData
 
 
 def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTables":
@@ -46,10 +48,25 @@ def is_object(name: str) -> bool:
     return re.fullmatch(r"\w[\w.]*:\w+", name) is not None
 
 
-def batches_of(name: str) -> Iterable[Any]:
-    """Returns the list or loader of that name; UserError if it cannot be imported."""
-    found: Iterable[Any] = _named("DATA", name, Iterable, ": name a list or loader")
-    return found
+def loader_data(
+    name: str, model: str | None, batch_size: int, num_batches: int | None = None
+) -> "tuple[LoaderData, tuple[EmbeddingTable, ...] | None]":
+    """Returns the batches of a loader, and the tables of the TorchRec model that they are for.
+
+    `name` and `model` are MODULE:NAME; UserError if they cannot be imported, or are of another
+    kind. Without a model, each feature is a table of its name.
+    """
+    from autoshard.workload.profiling.sources import LoaderData
+
+    tables = features = None
+    if model is not None:
+        from autoshard.integration.models.bags import bag_tables
+
+        bags = bag_tables(model_of(model))
+        tables = tuple(bag.described() for bag in bags.values())
+        features = {table: bag.config.feature_names for table, bag in bags.items()}
+    batches = _named("DATA", name, Iterable, ": name a list or loader")
+    return LoaderData(batches, features, batch_size, num_batches), tables
 
 
 def _read(name: str) -> Iterator[Any]:

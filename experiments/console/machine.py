@@ -18,6 +18,8 @@ from autoshard.cost_model.hardware import (
     model_of_sheet,
 )
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.objectives import ObjectiveOptions
+from autoshard.sharders import cost_model_beside
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.bounds import MAX_DEVICES
 from autoshard.workload.data_sheets import DATA_SHEETS, FOR_TABLES, DataSheet
@@ -44,6 +46,17 @@ class MachineOptions:
     probe: bool = True
     """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""
+    cost_model: Path | None = None
+    """Folder of a cost model, or the name of a shipped one. Default: the one in the folder of
+    --policy, if the command has it, else the shipped one."""
+    store: Path = Path("costs.db")
+    """SQLite file that keeps all measurements, none of which is repeated. Except in compare.py,
+    those of these tables correct the predictions."""
+
+    @property
+    def model_source(self) -> Path | str:
+        """Folder of the cost model, or the name of a shipped one."""
+        return self.cost_model or "cpu"
 
     @cached_property
     def kinds(self) -> "tuple[tuple[Self, int], ...]":
@@ -68,12 +81,10 @@ class MachineOptions:
             found.append((replace(self, hardware=counted[1]), int(counted[2])))
         return tuple(found)
 
-    def check_machine(self, cost_model: Path | None, several: bool = False) -> None:
-        """Raises UserError for options that exclude each other, --cost-model among them.
+    def check_machine(self, several: bool = False) -> None:
+        """Raises UserError for options that exclude each other.
 
-        Args:
-            cost_model: Value of --cost-model.
-            several: Whether the command plans for several kinds of hardware.
+        `several` says whether the command plans for several kinds of hardware.
         """
         if self.hardware is None:
             return
@@ -86,17 +97,17 @@ class MachineOptions:
                     "shard.py alone plans: name one"
                 )
             for options, _ in self.kinds:
-                options.check_machine(cost_model)
+                options.check_machine()
             return
         sheet = self.data_sheet  # raises for an unknown name
         if not self.probe:
             raise UserError("--no-probe takes the cost model as it is: leave out --hardware")
         if sheet is None:
             return
-        if cost_model is not None:
+        if self.cost_model is not None:
             raise UserError(
                 f"--hardware {self.hardware} makes a cost model of a data sheet, and --cost-model "
-                f"names {cost_model}: leave one out"
+                f"names {self.cost_model}: leave one out"
             )
         if self.devices == "cpu":
             raise UserError(
@@ -151,36 +162,30 @@ class MachineOptions:
             return None
         return find_data_sheet(self.hardware, "--hardware")
 
-    def model_for(
-        self, source: Path | str, store: Path, operator: OperatorOptions | None = None
-    ) -> CostModel:
+    def model_for(self, operator: OperatorOptions | None = None) -> CostModel:
         """Returns the cost model for the hardware; prints which one that is.
 
-        Args:
-            source: Folder of a cost model, or the name of a shipped one.
-            store: File of measurements that keeps the probe of this machine.
-            operator: Operator of the tables, which a model by a data sheet prices.
+        A model by a data sheet prices `operator`, that of the tables. The store keeps the probe of
+        this machine.
         """
         report = Reporter(cli.say, cli.notice)
         if (sheet := self.data_sheet) is not None:
             return model_of_sheet(sheet, operator, report)
-        model = load_quietly(source)
+        model = load_quietly(self.model_source)
         self._check_kind(model.kind)
         probe = None
         if self.hardware is not None:
             probe = load_probe(Path(self.hardware), model.kind)
-        return model_of_machine(model, store, report, probe, self.probe)
+        return model_of_machine(model, self.store, report, probe, self.probe)
 
-    def models_for(
-        self, source: Path | str, store: Path, operator: OperatorOptions | None = None
-    ) -> list[CostModel]:
+    def models_for(self, operator: OperatorOptions | None = None) -> list[CostModel]:
         """Returns the cost model of each kind of hardware; see `model_for`.
 
         All-to-alls among devices of several kinds are by the slowest of their links.
         """
         if not self.kinds:
-            return [self.model_for(source, store, operator)]
-        found = [options.model_for(source, store, operator) for options, _ in self.kinds]
+            return [self.model_for(operator)]
+        found = [options.model_for(operator) for options, _ in self.kinds]
         common = set.intersection(*(set(model.links) for model in found))
         slowest = {
             ranks: slowest_of([model.links[ranks] for model in found], ranks) for ranks in common
@@ -219,6 +224,19 @@ class MachineOptions:
                 f"--hardware ({', '.join(DATA_SHEETS)}), or a --cost-model trained on measurements "
                 "of collect_costs.py --devices cuda; --devices cpu plans for CPUs"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions(MachineOptions, ObjectiveOptions):
+    """Machine, objective and policy of commands that make plans."""
+
+    policy: Path = Path("cpu")
+    """Folder of a trained policy, or the name of a shipped one."""
+
+    @property
+    def model_source(self) -> Path | str:
+        """Folder of the cost model, or the name of a shipped one."""
+        return self.cost_model or cost_model_beside(self.policy)
 
 
 def gpu_is_here() -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file
 from autoshard.workload import UserError
 from autoshard.workload.errors import reason_of
 
@@ -35,7 +35,13 @@ def absolute_uri(requested: str | None) -> str:
     The result does not depend on the current folder.
     """
     uri = requested or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    return _SQLITE + str(_file(uri).resolve()) if uri.startswith(_SQLITE) else uri
+    file = sqlite_file(uri)
+    return uri if file is None else f"{_SQLITE}{file}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Returns the absolute path of the SQLite file at a tracking URI; None if it is a server's."""
+    return Path(uri.removeprefix(_SQLITE)).resolve() if uri.startswith(_SQLITE) else None
 
 
 def check_reachable(uri: str) -> None:
@@ -43,8 +49,7 @@ def check_reachable(uri: str) -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for logger in ("alembic", "mlflow"):
         logging.getLogger(logger).setLevel(logging.WARNING)
-    if uri.startswith(_SQLITE):
-        check_file(_file(uri), "MLflow")
+    check_file(sqlite_file(uri), "MLflow")
     parts = urlsplit(uri)
     port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
     if parts.hostname and port:
@@ -75,8 +80,8 @@ def _copy(named: str, uri: str) -> Path:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    if uri.startswith(_SQLITE) and not _file(uri).exists():
-        raise UserError(f"{named}: {_file(uri)} does not exist: set MLFLOW_TRACKING_URI")
+    if (file := sqlite_file(uri)) is not None and not file.exists():
+        raise UserError(f"{named}: {file} does not exist: set MLFLOW_TRACKING_URI")
     try:
         check_reachable(uri)
         return _downloaded(named, uri)
@@ -113,7 +118,3 @@ def _downloaded(named: str, uri: str) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             Path(found).rename(target)
     return target
-
-
-def _file(uri: str) -> Path:
-    return Path(uri.removeprefix(_SQLITE))

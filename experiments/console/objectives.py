@@ -1,6 +1,6 @@
 """The options `--objective`, `--link`, `--inter-node-link`, `--devices-per-node`, `--dense-ms`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -67,39 +67,32 @@ class ObjectiveOptions:
         self, models: "Sequence[CostModel]", devices: int | None, learn_link: bool = True
     ) -> "list[CostModel]":
         """Returns the models of several kinds of devices as `priced` does; says each note once."""
-        notes = dict[str, None]()
-        found = [self._priced(model, devices, learn_link, notes.setdefault) for model in models]
-        for line in notes:
-            cli.note(line)
+        notes: list[str] = []
+        found: list[CostModel] = []
+        for model in models:
+            wanted = Objective(self.objective or "step")
+            if wanted.in_training and model.overhead is None:
+                notes.append(
+                    "the cost model does not know what training takes beside the operators: plans "
+                    "are priced by --objective operators"
+                    + (", and --dense-ms does not count" if self.dense_ms else "")
+                )
+                wanted = Objective("operators")
+            if wanted.name == "pipelined" and self.dense_ms is None:
+                notes.append(
+                    "--dense-ms is not given: the dense part is taken to last at least as long as "
+                    "the exchange of inputs, which it hides in a pipelined step"
+                )
+            priced = model.for_objective(wanted)
+            if devices is not None:
+                objective = self.build_objective(devices, priced, learn_link)
+                if (uneven := self.nodes_note(priced, devices, objective.link)) is not None:
+                    notes.append(uneven)
+                priced = priced.for_objective(objective, devices)
+            found.append(priced)
+        for note in dict.fromkeys(notes):
+            cli.note(note)
         return found
-
-    def _priced(
-        self,
-        model: "CostModel",
-        devices: int | None,
-        learn_link: bool,
-        note: Callable[[str], object],
-    ) -> "CostModel":
-        wanted = Objective(self.objective or "step")
-        if wanted.in_training and model.overhead is None:
-            note(
-                "the cost model does not know what training takes beside the operators: plans are "
-                "priced by --objective operators"
-                + (", and --dense-ms does not count" if self.dense_ms else "")
-            )
-            wanted = Objective("operators")
-        if wanted.name == "pipelined" and self.dense_ms is None:
-            note(
-                "--dense-ms is not given: the dense part is taken to last at least as long as the "
-                "exchange of inputs, which it hides in a pipelined step"
-            )
-        model = model.for_objective(wanted)
-        if devices is None:
-            return model
-        objective = self.build_objective(devices, model, learn_link)
-        if (line := self.nodes_note(model, devices, objective.link)) is not None:
-            note(line)
-        return model.for_objective(objective, devices)
 
     def nodes_note(self, model: "CostModel", devices: int, link: AnyLink | None) -> str | None:
         """Returns which link is assumed if devices do not fill the nodes of their data sheet."""

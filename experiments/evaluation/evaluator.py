@@ -7,7 +7,6 @@ larger part of the ratios' variance: it either adds tasks or repeats measurement
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model.learning.measured_knowledge import MeasuredKnowledge
@@ -208,7 +207,6 @@ def evaluate_measured(
     pool: BenchmarkPool,
     limits: Limits,
     seeds: int = SEEDS,
-    save_tasks: Path | None = None,
 ) -> Evaluation:
     """Compares sharders by plans that are measured on the pool.
 
@@ -218,7 +216,6 @@ def evaluate_measured(
         pool: Pool that measures.
         limits: When to stop.
         seeds: Number of index batches per shard; sharders that measure use other batches.
-        save_tasks: Folder into which each task is written.
     """
     oracle, unseen = planners.oracle, evaluation_seeds(seeds)
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
@@ -236,7 +233,7 @@ def evaluate_measured(
         knowledge = MeasuredKnowledge(
             pool, oracle.model, settings, seeds, unseen=unseen, notify=cli.note
         )
-    entries = planners.entries(task_set, save_tasks, knowledge)
+    entries = planners.entries(task_set, knowledge)
     return Evaluator(entries, repeats, limits).run(task_set.begin)
 
 

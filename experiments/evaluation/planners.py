@@ -5,12 +5,13 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from autoshard.benchmark.plan_cost import PlanCost, price_plan
 from autoshard.cost_model import EstimatedCosts
-from autoshard.experiments.evaluation.task_sets import TaskSet, save_task
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.sharders import (
     HEURISTICS,
     MEASURE_SECONDS,
@@ -83,17 +84,22 @@ class Planners:
         made = {name: make(name, self.policy, measurer) for name in self.names}
         return made | {name: make("policy", policy) for name, policy in self.others.items()}
 
+    def planned(self, task_set: TaskSet) -> list[PlannedTask]:
+        """Returns the tasks to begin with and all plans, which are made with a progress bar."""
+        entries = []
+        with following(task_set.begin, "tasks planned") as step:
+            for entry in islice(self.entries(task_set), task_set.begin):
+                entries.append(entry)
+                step()
+        return entries
+
     def entries(
-        self,
-        task_set: TaskSet,
-        save: Path | None = None,
-        knowledge: "MeasuredKnowledge | None" = None,
+        self, task_set: TaskSet, knowledge: "MeasuredKnowledge | None" = None
     ) -> Iterator[PlannedTask]:
         """Yields each task with the plans of all sharders, made during iteration.
 
         Args:
             task_set: Tasks, and plans of other planners for them.
-            save: Folder into which each task is written.
             knowledge: Measurer of sharders that measure.
         """
         sharders = self.sharders(knowledge)
@@ -104,8 +110,6 @@ class Planners:
             {name: s for name, s in sharders.items() if name not in not_warmed_up}, task_set.first
         )
         for number, task in enumerate(task_set.tasks):
-            if save is not None:
-                save_task(save, number, task)
             others = {name: Outcome(plans[number]) for name, plans in task_set.plans.items()}
             yield PlannedTask(task, plan_task(sharders, task, knowledge) | others)
 
@@ -177,12 +181,15 @@ def best_heuristic(steps: Steps) -> str | None:
     Returns None without heuristics.
     """
     heuristics = [name for name in steps if name in HEURISTICS]
+    return min(
+        heuristics, key=lambda n: (list(steps[n]).count(None), typical(steps[n])), default=None
+    )
 
-    def rank(name: str) -> tuple[int, float]:
-        found = [ms for ms in steps[name] if ms is not None]
-        return -len(found), statistics.geometric_mean(found) if found else math.inf
 
-    return min(heuristics, key=rank, default=None)
+def typical(steps_ms: Sequence[float | None]) -> float:
+    """Returns the geometric mean, in which large tasks count no more than small ones."""
+    known = [ms for ms in steps_ms if ms is not None]
+    return statistics.geometric_mean(known) if known else math.inf
 
 
 def best_of_each(steps: Steps) -> list[float | None]:

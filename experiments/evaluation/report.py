@@ -4,15 +4,13 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
 from rich.table import Table
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import (
     Outcome,
     Outcomes,
@@ -21,6 +19,7 @@ from autoshard.experiments.evaluation.planners import (
     estimated,
     lowest_of_each,
     steps_of,
+    typical,
 )
 from autoshard.experiments.evaluation.posterior import as_samples, means_of
 from autoshard.experiments.evaluation.ratio import Ratio, relative
@@ -91,7 +90,7 @@ def score_all(
     steps = means_of(steps_ms)
     best = best_heuristic(steps)
     lowest = lowest_of_each(steps.values())
-    ranked = sorted(steps, key=lambda name: (_typical(steps[name]), name))
+    ranked = sorted(steps, key=lambda name: (typical(steps[name]), name))
     next_slower = dict(pairwise(ranked))
     scores = {}
     for name in ranked:
@@ -166,15 +165,9 @@ class Evaluation:
         return score_all(self.outcomes, self.steps_ms, bounds, predicted)
 
 
-def evaluate_estimated(
-    task_set: TaskSet, planners: Planners, save_tasks: Path | None = None
-) -> Evaluation:
+def evaluate_estimated(task_set: TaskSet, planners: Planners) -> Evaluation:
     """Compares sharders by the planners' oracle, ignoring its uncertainty."""
-    entries = []
-    with following(task_set.begin, "tasks planned") as step:
-        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
-            entries.append(entry)
-            step()
+    entries = planners.planned(task_set)
     tasks = [entry.task for entry in entries]
     plans = {name: [entry.outcomes[name] for entry in entries] for name in entries[0].outcomes}
     outcomes = estimated(plans, tasks, planners.oracle)
@@ -323,12 +316,6 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
     if next_slower is None or probability is None or probability > _SIGNIFICANT:
         return line
     return f"{line}; the difference from {next_slower} is not significant"
-
-
-def _typical(steps_ms: Sequence[float | None]) -> float:
-    """Returns the geometric mean, in which large tasks count no more than small ones."""
-    known = [ms for ms in steps_ms if ms is not None]
-    return statistics.geometric_mean(known) if known else math.inf
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,7 +1,7 @@
 """Tasks of a comparison, sampled or read from a folder, and plans of other planners for them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -60,6 +60,16 @@ class TaskSet:
             {name: [found.get(file) for file in tasks] for name, found in plans.items()},
             [file.removesuffix(".json") for file in tasks],
         )
+
+    def saved_to(self, folder: Path) -> "TaskSet":
+        """Returns the set with tasks that are written to a folder as they are taken."""
+
+        def saved() -> Iterator[ShardingTask]:
+            for number, task in enumerate(self.tasks):
+                save_task(folder, number, task)
+                yield task
+
+        return replace(self, tasks=saved())
 
 
 def sample_tasks(

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +23,12 @@ from autoshard.integration.rehearsal.rank_group import MIN_ROUNDS, Effort, RankG
 from autoshard.workload import ShardingPlan
 from autoshard.workload.arrays import Floats
 
-_LOOPS: Mapping[str, Loop] = {"pipelined": "pipelined"}  # by the name of the objective
-
 
 def evaluate_trained(
     task_set: TaskSet,
     planners: Planners,
     limits: Limits,
     store_path: Path,
-    save_tasks: Path | None = None,
     devices: RequestedKind = "auto",
     torchrec_default: bool = False,
 ) -> tuple[Evaluation, str]:
@@ -46,16 +42,12 @@ def evaluate_trained(
         planners: Sharders.
         limits: When training ends.
         store_path: File that keeps rehearsals.
-        save_tasks: Folder into which each task is written.
         devices: Kind of devices of the ranks.
         torchrec_default: Whether plans that TorchRec's planner makes by default take part.
     """
-    began, made = time.monotonic(), list[PlannedTask]()
-    with following(task_set.begin, "tasks planned") as step:
-        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
-            made.append(entry)
-            step()
-    loop = _LOOPS.get(made[0].task.objective.name, "plain")
+    began = time.monotonic()
+    made = planners.planned(task_set)
+    loop: Loop = "pipelined" if made[0].task.objective.name == "pipelined" else "plain"
     names = [*made[0].outcomes, *([TORCHREC_DEFAULT] if torchrec_default else [])]
     steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()

@@ -5,7 +5,7 @@ from pathlib import Path
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.experiments.console.inputs import read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.explaining.plan_in_use import present_step
+from autoshard.experiments.explaining.diff import present_step
 from autoshard.sharders import IncrementalSharder
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.plans.moves import moved_bytes, moves_between

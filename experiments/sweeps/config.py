@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from autoshard.experiments.console.inputs import read_range
-from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.inputs import check_file, read_range
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.options import RewardName, TrainingOptions

@@ -7,7 +7,7 @@ from typing import Any
 
 import optuna
 
-from autoshard.experiments.console.outputs import save_picture
+from autoshard.benchmark.plan_cost import save_picture
 
 PICTURE = "front.png"
 LABELS: Mapping[str, str] = {"step": "score", "memory": "memory MB", "planning": "planning ms"}

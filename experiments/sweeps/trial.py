@@ -3,33 +3,21 @@
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray.tune import Trainable
 
-from autoshard.cost_model import CostModel
 from autoshard.experiments.sweeps.config import OBJECTIVES
 from autoshard.experiments.sweeps.search_space import hyperparameters
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import TrainingSetup
 from autoshard.experiments.training.loop import Training
-from autoshard.experiments.training.policy_evaluation import Parts
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
 
 # Names in the results of trials, beside the objectives: seconds of all iterations, and seconds of
 # this step, if it made an iteration.
 SECONDS, STEP_SECONDS = "train_seconds", "seconds"
-
-
-@dataclass(frozen=True)
-class PolicyTask:
-    """The parts of a training that all trials of a sweep share."""
-
-    config: PPOShardConfig  # configuration of each training, except for its hyperparameters
-    parts: Parts  # tables by part
-    model: CostModel  # cost model, which is not adapted, so that scores can be compared
-    store: Path  # file of measurements, on the machine of the pool
 
 
 class PolicyTrial(Trainable):
@@ -40,7 +28,7 @@ class PolicyTrial(Trainable):
     many.
     """
 
-    def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
+    def setup(self, config: dict[str, Any], task: TrainingSetup) -> None:  # type: ignore[override]
         """Prepares the folder. Training starts in `step` or `load_checkpoint`."""
         self._task, self._values = task, config
         self._folder = RunFolder(Path(tempfile.mkdtemp(prefix="autoshard-trial-")) / "work")
@@ -92,11 +80,9 @@ class PolicyTrial(Trainable):
     def _start(self, saved: SavedRun | None = None) -> Training:
         if saved is None:
             self._folder.begin(force=True)
-        task = self._task
-        config = replace(task.config, hyper=hyperparameters(self._values), out=self._folder.folder)
-        return Training(
-            config, self._folder, task.parts, task.model, task.store, saved, adapt=False
-        )
+        task, hyper = self._task, hyperparameters(self._values)
+        config = replace(task.config, hyper=hyper, out=self._folder.folder)
+        return Training(replace(task, config=config), self._folder, saved, adapt=False)
 
     def _stop(self) -> None:
         if self._training is not None:

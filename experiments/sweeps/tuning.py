@@ -35,8 +35,9 @@ from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.sweeps.config import SCORE, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import Space, Value, default_point, mutations, within
-from autoshard.experiments.sweeps.trial import SECONDS, PolicyTask, PolicyTrial
+from autoshard.experiments.sweeps.trial import SECONDS, PolicyTrial
 from autoshard.experiments.tracking.storage import Storage
+from autoshard.experiments.training.config import TrainingSetup
 from autoshard.workload import UserError
 
 TRIALS = "trials"  # Tune's folder in the storage
@@ -189,7 +190,7 @@ def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Sear
     )
 
 
-def trainable(task: PolicyTask) -> Any:
+def trainable(task: TrainingSetup) -> Any:
     """Returns the trainable of a sweep, which `Tuner.restore` requires."""
     return tune.with_resources(
         tune.with_parameters(PolicyTrial, task=task), {"CPU": _CPUS_PER_TRIAL}
@@ -197,7 +198,7 @@ def trainable(task: PolicyTask) -> Any:
 
 
 def run_trials(
-    task: PolicyTask,
+    task: TrainingSetup,
     config: TuneShardConfig,
     space: Space,
     scheduler: TrialScheduler,

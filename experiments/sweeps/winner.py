@@ -15,10 +15,10 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.evaluation.planners import best_of_each, steps_of
 from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.sweeps.search_space import Value, command_line
-from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import TrialOutcome, finished
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.storage import Storage
+from autoshard.experiments.training.config import TrainingSetup
 from autoshard.experiments.training.policy_evaluation import PolicyEvaluator, unseen_tasks
 from autoshard.experiments.training.report import TEST_SEED
 from autoshard.experiments.training.run_folder import RunFolder, policy_files
@@ -30,7 +30,7 @@ _TEST_TASKS = 32
 
 
 def keep_winner(
-    task: PolicyTask,
+    task: TrainingSetup,
     default: dict[str, Value],
     trials: Sequence[Trial],
     outcomes: Sequence[TrialOutcome],
@@ -68,16 +68,14 @@ def keep_winner(
     }
 
 
-def _test(task: PolicyTask, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
+def _test(task: TrainingSetup, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
     """Compares the kept policies with heuristics on test tables, and logs a plan of the winner.
 
     Returns the ratios to each task's best heuristic, and each policy's number of tasks without a
     plan.
     """
     model = task.model
-    tasks = list(
-        islice(unseen_tasks(task.config, model, task.parts, "test", TEST_SEED), _TEST_TASKS)
-    )
+    tasks = list(islice(unseen_tasks(task, "test", TEST_SEED), _TEST_TASKS))
     policies = {name: load_policy(folder) for name, folder in kept.items()}
     outcomes = PolicyEvaluator(tasks).outcomes(
         policies["winner"], model, (*HEURISTICS, "cost_fused"), policies

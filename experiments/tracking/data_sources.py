@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.benchmark.store.rows import COLUMNS
+from autoshard.benchmark.store.file import COLUMNS
 from autoshard.workload import EmbeddingTable
 from autoshard.workload.tables.table import digest
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from autoshard.experiments.console.checkout import git_commit
-from autoshard.experiments.console.mlflow_uris import absolute_uri, check_reachable
+from autoshard.experiments.console.mlflow_uris import absolute_uri, check_reachable, sqlite_file
 from autoshard.experiments.tracking.data_sources import short_name
 from autoshard.workload import ShardingPlan, UserError
 from autoshard.workload.errors import reason_of
@@ -311,10 +311,10 @@ def _is_there(client: Any, run_id: str) -> bool:
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
     """Holds a lock, because MLflow creates the tables of a new SQLite file without one."""
-    if not uri.startswith("sqlite:///"):
+    if sqlite_file(uri) is None:
         yield
         return
-    name = hashlib.sha256(absolute_uri(uri).encode()).hexdigest()[:16]
+    name = hashlib.sha256(uri.encode()).hexdigest()[:16]
     with open(Path(tempfile.gettempdir()) / f"autoshard-mlflow-{os.getuid()}-{name}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -326,10 +326,8 @@ def _experiment(client: Any, uri: str) -> str:
 
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
-        location = None
-        if uri.startswith("sqlite:///"):
-            file = Path(uri.removeprefix("sqlite:///")).resolve()
-            location = (file.parent / "mlartifacts").as_uri()
+        file = sqlite_file(uri)
+        location = None if file is None else (file.parent / "mlartifacts").as_uri()
         # By default, the UI's table of runs shows no metrics.
         names = [*_COLUMNS]
         state = {"selectedColumns": names, "columnOrder": names, "columnWidths": _COLUMNS}

@@ -1,6 +1,6 @@
 """The configuration of a training: options of ppo_shard.py, stored with the run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,15 +10,16 @@ from autoshard.cost_model.pricing.mixed_costs import costs_of_machines
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.options import OPTION_KINDS
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
-from autoshard.experiments.console.inputs import read_range
+from autoshard.experiments.console.inputs import check_file, read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
-from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.tracking.runs import check_registered
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy.network import PolicyShape
 from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
 from autoshard.workload.bounds import MAX_DEVICES, MAX_TABLES, check_bounds
+from autoshard.workload.tables.parts import Part
 
+Parts = Mapping[Part, Sequence[EmbeddingTable]]
 Goal = Literal["maximum", "balance"]
 LearnerName = Literal["critic", "group_baseline", "reinforce"]
 RecipeName = Literal["autoshard", "dreamshard"]
@@ -230,3 +231,13 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         hyper = dict(settings["hyper"])
         hyper["shape"] = PolicyShape.from_json(hyper["shape"])
         return super().from_json({**settings, "hyper": Hyperparameters(**hyper)})
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What a training starts from. All trials of a sweep share it but for hyperparameters."""
+
+    config: PPOShardConfig  # options
+    parts: Parts  # tables by part
+    model: CostModel  # initial cost model
+    store: Path  # file of measurements, on the machine of the pool

@@ -7,15 +7,14 @@ import math
 import time
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import ray
 
 from autoshard import benchmark
-from autoshard.cost_model import CostModel, save_model
+from autoshard.cost_model import save_model
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.policy_evaluation import Parts, PolicyEvaluator, unseen_tasks
+from autoshard.experiments.training.config import PPOShardConfig, TrainingSetup
+from autoshard.experiments.training.policy_evaluation import PolicyEvaluator, unseen_tasks
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
 from autoshard.experiments.training.run_folder import Progress, RunFolder, SavedRun
 from autoshard.sharders import Policy, load_policy, save_policy
@@ -36,11 +35,8 @@ class Training:
     """PPO on the tables of the part `train`. All state is in a run folder after each iteration.
 
     Args:
-        config: Options.
+        setup: Options, tables, cost model, from which each update starts, and store.
         folder: Folder of the run.
-        parts: Tables by part.
-        base: Initial cost model, from which each update starts.
-        store: File of measurements.
         saved: State to resume from; None begins a run.
         run_id: Run in MLflow, for resuming.
         budget: Time limit.
@@ -49,17 +45,15 @@ class Training:
 
     def __init__(
         self,
-        config: PPOShardConfig,
+        setup: TrainingSetup,
         folder: RunFolder,
-        parts: Parts,
-        base: CostModel,
-        store: Path,
         saved: SavedRun | None = None,
         run_id: str = "",
         budget: Budget | None = None,
         adapt: bool = True,
     ) -> None:
-        self.config, self.folder, self.parts, self.model = config, folder, parts, base
+        self.setup, self.folder, self.model = setup, folder, setup.model
+        self.config = config = setup.config
         self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
         self._budget = budget or Budget()
         self._out_of_time = False
@@ -67,14 +61,14 @@ class Training:
 
         # A resumed run must not repeat the episodes of the first iterations.
         seed = config.seed + _SEEDS_APART * (saved.progress.iteration if saved else 0)
-        self._trainer = Trainer(config, base, parts["train"], store, seed)
+        self._trainer = Trainer(setup, seed)
         self._online = None
         if config.measures:
             # Loads Ray's pool, which is not needed if all costs are estimated.
             from autoshard.experiments.training.measuring import OnlineCostModel
 
-            self._online = OnlineCostModel(config, base, parts["train"], store, seed, adapt)
-        tasks = unseen_tasks(config, base, parts, "validation", config.seed)
+            self._online = OnlineCostModel(setup, seed, adapt)
+        tasks = unseen_tasks(setup, "validation", config.seed)
         self._evaluator = PolicyEvaluator(list(islice(tasks, config.check_tasks)))
         if saved is not None:
             self._restore(saved, run_id)

@@ -1,8 +1,6 @@
 """Measurements during training, and the cost model that is adapted to them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,10 +10,10 @@ from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts
 from autoshard.cost_model.learning.calibration import adapted
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import TableCatalog
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import TrainingSetup
 from autoshard.sharders.policy.network import PolicyNetwork
 from autoshard.sharders.policy.rollouts import PolicyRollouts, RolloutConfig
-from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, UserError
+from autoshard.workload import Shard, ShardingPlan, UserError
 from autoshard.workload.tables.parts import part_of_shard
 
 _MIN_SHARDS = 30  # for adapting the model: with fewer, it would fit noise
@@ -35,28 +33,17 @@ class OnlineCostModel:
     """The pool that measures rewards, and a cost model that is adapted to its measurements.
 
     Args:
-        config: Options of the training.
-        base: Initial cost model, from which each update starts.
-        tables: Tables that are trained on.
-        store: File of measurements.
+        setup: Options, tables, cost model, from which each update starts, and store.
         seed: Seed of the tasks and plans of `collect`.
         adapt: Whether the cost model is adapted.
     """
 
-    def __init__(
-        self,
-        config: PPOShardConfig,
-        base: CostModel,
-        tables: Sequence[EmbeddingTable],
-        store: Path,
-        seed: int,
-        adapt: bool,
-    ) -> None:
-        self._config, self._tables, self._store = config, tables, store
-        self._base = self._model = base
+    def __init__(self, setup: TrainingSetup, seed: int, adapt: bool) -> None:
+        self._config, self._tables, self._store = setup.config, setup.parts["train"], setup.store
+        self._base = self._model = setup.model
         self._adapt = adapt
-        self.pool = BenchmarkPool(store, kind=config.devices)
-        check_hardware(base, self.pool, config.cost_model)
+        self.pool = BenchmarkPool(self._store, kind=self._config.devices)
+        check_hardware(self._base, self.pool, self._config.cost_model)
         if adapt:
             self.pool.check_store_is_here()  # the cost model learns from the file
         self._seen = {m.shard.digest for m in self._measured()} if adapt else set()

@@ -16,15 +16,13 @@ from autoshard.experiments.evaluation.planners import (
 )
 from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import Parts, TrainingSetup
 from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 from autoshard.workload.tables.parts import Part, tables_by_part
 
 _MIN_TABLES = 3  # for training, and for tasks of evaluation and of tests
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
-
-Parts = Mapping[Part, Sequence[EmbeddingTable]]
 
 
 def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
@@ -50,12 +48,10 @@ def unseen_tables(parts: Parts, part: Part) -> Sequence[EmbeddingTable]:
     return [*parts["validation"], *parts["test"]]
 
 
-def unseen_tasks(
-    config: PPOShardConfig, model: CostModel, parts: Parts, part: Part, seed: int
-) -> Iterator[ShardingTask]:
+def unseen_tasks(setup: TrainingSetup, part: Part, seed: int) -> Iterator[ShardingTask]:
     """Yields endless tasks, sampled as for training, from tables that are not trained on."""
-    tables = unseen_tables(parts, part)
-    catalog = TableCatalog(config.oracle(model), [table.whole() for table in tables])
+    config, tables = setup.config, unseen_tables(setup.parts, part)
+    catalog = TableCatalog(config.oracle(setup.model), [table.whole() for table in tables])
     return sample_tasks(catalog, config.task_sampler(), seed)
 
 

@@ -33,12 +33,12 @@ from autoshard.envs import (
 from autoshard.envs.observation import Floats
 from autoshard.envs.vector import Info
 from autoshard.experiments.console import cli
-from autoshard.experiments.training.config import Goal, PPOShardConfig
+from autoshard.experiments.training.config import Goal, PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.group_baseline import GroupBaselineLearner
 from autoshard.sharders.policy.connectors import ActionsAsBatch, ObservationsAsBatch
 from autoshard.sharders.policy.module import PolicyModule
 from autoshard.sharders.policy.network import PolicyNetwork
-from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload import UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
 REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
@@ -66,34 +66,25 @@ class _TrainingEnv(ShardingVectorEnv):
         return super().reset(seed=seed if self._np_random is None else None, options=options)
 
 
-def make_environment(
-    config: PPOShardConfig,
-    model: CostModel,
-    tables: Sequence[EmbeddingTable],
-    store: Path,
-    seed: int,
-    num_envs: int,
-) -> ShardingVectorEnv:
+def make_environment(setup: TrainingSetup, seed: int, num_envs: int) -> ShardingVectorEnv:
     """Returns the environment of an env runner.
 
     Args:
-        config: Options of the training.
-        model: Cost model of observations and estimated costs.
-        tables: Tables that tasks are sampled from.
-        store: File of measurements.
+        setup: Options, tables that tasks are sampled from, cost model, and store.
         seed: Seed of the choice of measured episodes.
         num_envs: Number of parallel environments.
     """
-    shape = config.hyper.shape
+    config, shape = setup.config, setup.config.hyper.shape
+    whole = [table.whole() for table in setup.parts["train"]]
     # The published systems of recipes use mean costs.
     estimated = EstimatedCostSource(_SCENARIOS if config.recipe is None else 0)
     source: CostSource = estimated
     if config.reward != "estimated":
-        source = measured = MeasuredCostSource(store, kind=config.devices)
+        source = measured = MeasuredCostSource(setup.store, kind=config.devices)
         if config.reward == "mixed":
             source = MixedCostSource(measured, config.measured_share, seed)
     return _TrainingEnv(
-        TableCatalog(config.oracle(model), [table.whole() for table in tables], shape.splits),
+        TableCatalog(config.oracle(setup.model), whole, shape.splits),
         num_envs,
         config.task_sampler(),
         REWARDS[config.goal],
@@ -108,27 +99,17 @@ class Trainer:
     """RLlib's PPO on the environment of a configuration.
 
     Args:
-        config: Options of the training.
-        model: Initial cost model.
-        tables: Tables to train on.
-        store: File of measurements.
+        setup: Options, tables, initial cost model and store.
         seed: Seed of all random numbers, in place of that in the options.
     """
 
-    def __init__(
-        self,
-        config: PPOShardConfig,
-        model: CostModel,
-        tables: Sequence[EmbeddingTable],
-        store: Path,
-        seed: int,
-    ) -> None:
+    def __init__(self, setup: TrainingSetup, seed: int) -> None:
         # Held as long as env runners may be restarted: Ray releases large arguments of actors
         # (ray-project/ray#53727), and a lost env runner could not be replaced.
-        self._arguments = ray.put((config, model, tuple(tables), store, seed))
+        self._arguments = ray.put((setup, seed))
         register_env(_ENVIRONMENT, partial(_make_environment, self._arguments))
-        self.algorithm: Algorithm = ppo_config(config, seed).build_algo()
-        self._learning_rate = config.hyper.learning_rate
+        self.algorithm: Algorithm = ppo_config(setup.config, seed).build_algo()
+        self._learning_rate = setup.config.hyper.learning_rate
         self._steps = 0
 
     @property
@@ -284,8 +265,8 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
 
 
 def _make_environment(arguments: "ray.ObjectRef[Any]", context: Any) -> ShardingVectorEnv:
-    config, model, tables, store, seed = ray.get(arguments)
-    return make_environment(config, model, tables, store, seed, context["num_envs"])
+    setup, seed = ray.get(arguments)
+    return make_environment(setup, seed, context["num_envs"])
 
 
 def _env_runners(algorithm: Algorithm) -> EnvRunnerGroup:

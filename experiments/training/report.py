@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -72,7 +72,7 @@ class TrainingReport:
     def introduce(self) -> None:
         """Prints and logs what is trained."""
         training, config, pool = self._training, self._training.config, self._training.pool
-        tables = len(training.parts["train"])
+        tables = len(training.setup.parts["train"])
         measured = f", measured on {len(pool.devices())} devices" if pool else ""
         cli.say(
             f"training on {tables} tables of {config.source}: tasks of {config.task_description}, "
@@ -119,7 +119,7 @@ class TrainingReport:
         training, folder = self._training, self._training.folder.folder
         busy = self._pool_busy()
         policy, model = load_policy(folder), training.model
-        drawn = unseen_tasks(training.config, model, training.parts, "test", TEST_SEED)
+        drawn = unseen_tasks(replace(training.setup, model=model), "test", TEST_SEED)
         tasks = list(islice(drawn, _TEST_TASKS))
         outcomes = PolicyEvaluator(tasks, training.config.seed).outcomes(policy, model)
         steps = steps_of(outcomes)
@@ -188,9 +188,9 @@ class TrainingReport:
 
         oracle = EstimatedCosts(model, config.batch_size)
         task_set = TaskSet.sampled(
-            unseen_tasks(config, model, training.parts, "test", TEST_SEED),
+            unseen_tasks(replace(training.setup, model=model), "test", TEST_SEED),
             _TEST_TASKS,
-            unseen_tables(training.parts, "test"),
+            unseen_tables(training.setup.parts, "test"),
             config.task_sampler().max_devices,
         )
         names = (heuristic, "cost_fused", "policy", "autoshard")

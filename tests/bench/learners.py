@@ -12,7 +12,7 @@ from copy import deepcopy
 from autoshard.cost_model import OutsideTraining, load_model
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs.task_families import ALL, FILLS, Choice
-from autoshard.experiments.training.config import LearnerName, PPOShardConfig
+from autoshard.experiments.training.config import LearnerName, PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import Policy
 from autoshard.sharders.policy.network import PolicyNetwork
@@ -54,8 +54,8 @@ def learner_metrics(
 def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> PolicyNetwork:
     """Trains as `ppo_shard.py --families` does, without checks."""
     config = PPOShardConfig(families=families, learner=learner, reward="estimated", seed=seed)
-    model, tables = load_model(config.cost_model), tables_by_part(config.all_tables())["train"]
-    trainer = Trainer(config, model, tables, config.out, seed)
+    parts = tables_by_part(config.all_tables())
+    trainer = Trainer(TrainingSetup(config, parts, load_model(config.cost_model), config.out), seed)
     try:
         began = time.monotonic()
         while time.monotonic() - began < seconds:

@@ -25,7 +25,7 @@ from autoshard.experiments import compare, ppo_shard, tune_shard
 from autoshard.experiments.evaluation.ratio import relative
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.sweeps.config import TuneShardConfig
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import (
@@ -258,7 +258,7 @@ def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
         memory_fill="0.1-0.8",
         memory_unevenness=0.0,
     )
-    trainer = Trainer(config, load_model("cpu"), tables, store, seed=0)
+    trainer = Trainer(TrainingSetup(config, {"train": tables}, load_model("cpu"), store), seed=0)
     steps = trainer.iterate()["steps"]
     speeds = []
     for _ in range(7):

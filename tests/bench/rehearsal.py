@@ -262,7 +262,7 @@ def _task(setting: Setting) -> ShardingTask:
 
 
 def _oracle(setting: Setting, store: Path) -> EstimatedCosts:
-    model = MachineOptions().model_for("cpu", store)
+    model = MachineOptions(store=store).model_for()
     return EstimatedCosts(model.for_objective(Objective("step")), setting.batch_size)
 
 

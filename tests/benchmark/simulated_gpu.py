@@ -69,6 +69,10 @@ class SimulatedRuntime:
             Event=lambda enable_timing: _Event(self),
         )
 
+    @property
+    def nvml(self) -> "SimulatedRuntime":
+        return self
+
     def buffer(self, size: int) -> torch.Tensor:
         self._has_context = True
         return torch.empty(size, dtype=torch.int8)

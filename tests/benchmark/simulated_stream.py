@@ -62,6 +62,10 @@ class SimulatedStream:
 
     # What `CudaRuntime` has.
 
+    @property
+    def nvml(self) -> "SimulatedStream":
+        return self
+
     def buffer(self, size: int) -> Any:
         return SimpleNamespace(zero_=lambda: self._overwrite(size))
 

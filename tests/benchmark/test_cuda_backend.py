@@ -16,9 +16,10 @@ from simulated_gpu import SimulatedRuntime
 
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
 from autoshard.benchmark.actor import DeviceBenchmark
-from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here, nvml
+from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
+from autoshard.benchmark.backends.nvml import NvmlReadings
 from autoshard.benchmark.machine.device_lock import DeviceBusy
 from autoshard.benchmark.machine.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
@@ -241,19 +242,19 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
         nvmlDeviceGetMemoryInfo=memory,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert nvml.state("1a2b") == "1755 MHz, 412 W, power cap, heat"
-    assert nvml.limited_seconds("1a2b") == pytest.approx(3.0)
-    assert nvml.processes("1a2b") == {7}
-    assert (nvml.state("other"), nvml.limited_seconds("other")) == ("", 0.0)
+    assert NvmlReadings("1a2b").state() == "1755 MHz, 412 W, power cap, heat"
+    assert NvmlReadings("1a2b").limited_seconds() == pytest.approx(3.0)
+    assert NvmlReadings("1a2b").processes() == {7}
+    assert (NvmlReadings("other").state(), NvmlReadings("other").limited_seconds()) == ("", 0.0)
     assert asked
-    assert [nvml.is_lost("1a2b"), nvml.is_lost("other")] == [False, False]
+    assert [NvmlReadings("1a2b").is_lost(), NvmlReadings("other").is_lost()] == [False, False]
     faults.append(NvmlError(999))  # unknown to the driver
-    assert not nvml.is_lost("1a2b")
+    assert not NvmlReadings("1a2b").is_lost()
     faults[0] = NvmlError(15)
-    assert nvml.is_lost("1a2b")
+    assert NvmlReadings("1a2b").is_lost()
     faults.clear()
     lost.append(NvmlError(15))  # the driver says so as soon as it is asked for the GPU
-    assert nvml.is_lost("1a2b")
+    assert NvmlReadings("1a2b").is_lost()
 
 
 class NvmlError(Exception):

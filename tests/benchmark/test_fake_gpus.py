@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 import simulated_gpu
-from commands import wait_until
+from commands import backlog, wait_until
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends.base import DeviceBackend
@@ -69,7 +69,7 @@ def pool(gpus: None, tmp_path: Path) -> Iterator[BenchmarkPool]:
     found = BenchmarkPool(tmp_path / "costs.db", "cuda")
     yield found
     # Shards of a dropped request that are being measured hold their GPU.
-    wait_until("an empty backlog", lambda: ray.get(found._actor.backlog.remote()) == 0)
+    wait_until("an empty backlog", lambda: backlog(found) == 0)
 
 
 @pytest.fixture

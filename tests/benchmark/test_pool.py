@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 import torch
-from commands import actors, kill_actors, wait_until, whole
+from commands import actors, backlog, kill_actors, process_id, wait_until, whole
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -218,7 +218,7 @@ def test_the_pool_and_its_actors_run_at_usual_priority(make_pool: MakePool) -> N
     """Beside a busy loop Ray's low one would leave them 3 % of a core."""
     pool = make_pool()
     pool.devices()
-    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in processes())]
+    pids = [process_id(pool), *(process.pid for process in processes())]
     for pid in pids:
         threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
         assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {0}
@@ -235,7 +235,7 @@ def test_killed_actors_lose_nothing(
         answers.append(answer)
         if place == 5:
             assert kill_actors("DeviceProcess") == count
-            assert ray.get(pool._actor.backlog.remote()) > 0
+            assert backlog(pool) > 0
     assert len(answers) == 60
     assert all(answer.ok for answer in answers)
 
@@ -266,8 +266,8 @@ def test_a_killed_coordinator_loses_nothing(
     for place, (index, answer) in enumerate(pool.stream(shards, SETTINGS, QUICK)):
         answers[index] = answer
         if place == 5:
-            assert ray.get(pool._actor.backlog.remote()) > 0
-            os.kill(ray.get(pool._actor.process_id.remote()), signal.SIGKILL)
+            assert backlog(pool) > 0
+            os.kill(process_id(pool), signal.SIGKILL)
     assert sorted(answers) == list(range(60))
     pool.close()
     with MeasurementStore(tmp_path / "costs.db") as store:
@@ -284,7 +284,7 @@ def test_a_coordinator_that_is_killed_again_and_again_ends_the_request(
         asked = threads.submit(pool.measure, [endless.shard], SETTINGS, QUICK)
         for _ in range(2):
             process = endless.measuring()
-            os.kill(ray.get(pool._actor.process_id.remote()), signal.SIGKILL)
+            os.kill(process_id(pool), signal.SIGKILL)
             process.wait()  # devices end with the pool
         with pytest.raises(PoolError, match=r"was killed 2 times while it measured 1 shards, most"):
             asked.result()
@@ -298,7 +298,7 @@ def test_a_request_that_is_dropped_is_forgotten(
     next(stream)
     stream.close()
     # What was being measured is kept.
-    wait_until("an empty backlog", lambda: ray.get(pool._actor.backlog.remote()) == 0)
+    wait_until("an empty backlog", lambda: backlog(pool) == 0)
     pool.close()
     with MeasurementStore(tmp_path / "costs.db") as store:
         assert 0 < len(store) < 100

@@ -28,7 +28,7 @@ from autoshard.benchmark import (
     read_parquet_exchanges,
 )
 from autoshard.benchmark.measurement import Directions, ExchangeKey
-from autoshard.benchmark.store.rows import pack_ids, unpack_ids
+from autoshard.benchmark.store.file import pack_ids, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,

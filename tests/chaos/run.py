@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from autoshard.benchmark.store.rows import KEY
+from autoshard.benchmark.store.file import KEY
 from autoshard.experiments.console import cli
 from chaos.faults import Fault, SkippedError
 from chaos.workloads import WORKLOADS, Workload

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import ray
-from commands import PATIENCE, wait_until
+from commands import PATIENCE, in_pool, wait_until
 from ray._private.state import actors
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
@@ -27,7 +27,7 @@ def test_a_node_that_leaves_while_100_shards_are_measured(
         pool = fresh_pool()
         devices = pool.devices()
         assert len(devices) == len(physical_cores())
-        places = ray.get(pool._actor.node_of_devices.remote())
+        places = homes_of(pool)
         assert len(set(places.values())) == 2
         shards = random_shards(tables, 100, 10, seed=2)
         answers: dict[int, Any] = {}
@@ -81,7 +81,15 @@ def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
 
 def nodes_of(pool: BenchmarkPool) -> set[str]:
     """The Ray nodes that a pool measures on."""
-    return set(ray.get(pool._actor.node_of_devices.remote()).values())
+    return set(homes_of(pool).values())
+
+
+def homes_of(pool: BenchmarkPool) -> dict[str, str]:
+    """The Ray node of each device that a pool measures on."""
+    found: dict[str, str] = in_pool(
+        pool, lambda own: {each.info.name: each.place.node_id for each in own._fleet.devices}
+    )
+    return found
 
 
 @ray.remote(num_cpus=0)

@@ -11,7 +11,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from autoshard.cost_model import CostModel
-from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig
+from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.group_baseline import GroupAdvantages
 from autoshard.experiments.training.ppo import Trainer, make_environment
 from autoshard.workload import EmbeddingTable
@@ -68,11 +68,17 @@ def test_games_that_are_as_good_teach_nothing() -> None:
     assert batch["default_policy"][Postprocessing.ADVANTAGES].abs().max() < 0.02
 
 
+def setup_of(
+    config: PPOShardConfig, model: CostModel, tables: Tables, store: Path
+) -> TrainingSetup:
+    return TrainingSetup(config, {"train": tables[:60]}, model, store)
+
+
 def test_games_of_a_group_play_the_same_task_and_end_together(
     config: PPOShardConfig, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
     config = replace(config, hyper=Hyperparameters(group_size=3))
-    env = make_environment(config, model, many_tables[:60], tmp_path, seed=0, num_envs=6)
+    env = make_environment(setup_of(config, model, many_tables, tmp_path), 0, num_envs=6)
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     for _ in range(2):  # rounds
@@ -97,7 +103,7 @@ def test_games_of_a_group_play_the_same_task_and_end_together(
 def test_it_learns_on_rllib(
     cluster: object, config: PPOShardConfig, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
-    trainer = Trainer(config, model, many_tables[:60], tmp_path, seed=0)
+    trainer = Trainer(setup_of(config, model, many_tables, tmp_path), seed=0)
     before = {name: w.clone() for name, w in trainer.network.state_dict().items()}
     figures, tasks = [], []
     for _ in range(2):

@@ -30,7 +30,7 @@ def test_where_no_probe_can_be_run_plans_are_for_machines_of_the_training_data(
     monkeypatch.setattr(probing, "probe_here", fails)
     monkeypatch.setattr(hardware, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
     with pytest.warns(OtherHardware, match="of nobody"):
-        model = MachineOptions().model_for("cpu", tmp_path / "costs.db")
+        model = MachineOptions(store=tmp_path / "costs.db").model_for()
     assert model.probe is None
     said = " ".join(capsys.readouterr().err.split())
     assert "no FBGEMM here; plans are made without a probe" in said
@@ -56,7 +56,7 @@ def test_a_probe_says_what_it_waits_for_and_plans_are_made_without(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.warns(OtherHardware, match="of nobody"):
-            model = MachineOptions().model_for("cpu", tmp_path / "costs.db")
+            model = MachineOptions(store=tmp_path / "costs.db").model_for()
         holder.communicate("")
     assert model.probe is None
     begins, waits, ends = capsys.readouterr().err.splitlines()
@@ -73,6 +73,6 @@ def test_a_probe_that_others_slow_down_is_given_up(
     monkeypatch.setattr(hardware, "fingerprint_here", lambda _: "cpu: of nobody, 1 MiB cache")
     monkeypatch.setattr(hardware, "_MAX_PROBE_SECONDS", 0.0)
     with pytest.warns(OtherHardware, match="of nobody"):
-        model = MachineOptions().model_for("cpu", tmp_path / "costs.db")
+        model = MachineOptions(store=tmp_path / "costs.db").model_for()
     assert model.probe is None
     assert "was not probed within 0 s, since other programs use it" in capsys.readouterr().err

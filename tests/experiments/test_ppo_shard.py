@@ -14,7 +14,7 @@ from commands import Watched, empty_mlflow, kill_actors, run
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import load_model
 from autoshard.experiments.ppo_shard import MAY_CHANGE, main
-from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig
+from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig, TrainingSetup
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.run_folder import RunFolder
 from autoshard.sharders import load_policy
@@ -123,7 +123,7 @@ def test_ppo_learns_from_scratch_what_balances(
     shape = replace(PolicyShape(), sharpness=0.01)
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
     config = replace(ESTIMATED, num_tables="10", num_devices="3", num_envs=64, hyper=hyper)
-    trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
+    trainer = Trainer(TrainingSetup(config, {"train": many_tables}, model, tmp_path), seed=0)
     maxima = [trainer.iterate()["step_over_bound"] for _ in range(25)]
     trainer.stop()
     assert maxima[0] > 1.5  # about what random placement costs
@@ -137,13 +137,10 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
     config = replace(
         ESTIMATED, num_tables="4", num_devices="2", num_envs=8, learner="group_baseline"
     )
+    setup = TrainingSetup(config, {"train": many_tables}, model, tmp_path)
     trainers = [
         Trainer(
-            replace(config, hyper=Hyperparameters(learning_rate=rate)),
-            model,
-            many_tables,
-            tmp_path,
-            seed=0,
+            replace(setup, config=replace(config, hyper=Hyperparameters(learning_rate=rate))), 0
         )
         for rate in (1e-3, 5e-4)
     ]

@@ -21,6 +21,7 @@ from autoshard.experiments.training.config import (
     LearnerName,
     PPOShardConfig,
     RecipeName,
+    TrainingSetup,
 )
 from autoshard.experiments.training.ppo import Trainer, make_environment
 from autoshard.experiments.training.recipes import RECIPES, recipe_defaults
@@ -137,7 +138,7 @@ def test_reinforce_makes_one_gradient_of_all_that_was_played(
         num_envs=20,
         hyper=Hyperparameters(epochs=3, minibatch=8, group_size=5, shape=PolicyShape(kinds=())),
     )
-    trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
+    trainer = Trainer(TrainingSetup(config, {"train": many_tables}, model, tmp_path), seed=0)
     for made in (1, 2):
         told = trainer.iterate()
         assert np.isfinite(told["policy_loss"])
@@ -167,7 +168,8 @@ def test_games_of_whole_tables_never_offer_to_halve(
             learner=learner,
             hyper=Hyperparameters(group_size=2, shape=PolicyShape(kinds=kinds)),
         )
-        episodes = make_environment(config, model, many_tables, tmp_path, seed=0, num_envs=4)
+        setup = TrainingSetup(config, {"train": many_tables}, model, tmp_path)
+        episodes = make_environment(setup, seed=0, num_envs=4)
         episodes.reset(seed=0)
         assert bool(episodes.episodes.splittable.any()) is bool(kinds)
 
