@@ -11,7 +11,7 @@ from torch import Tensor
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.step.overhead import StepOverhead
-from autoshard.cost_model.uncertainty.scenarios import ScenarioPricing
+from autoshard.cost_model.uncertainty.scenarios import Scenarios
 from autoshard.envs.options import NO_OPTIONS, OptionCatalog, UnitOptions, options_without_rules
 from autoshard.workload import (
     Device,
@@ -188,7 +188,7 @@ class TableCatalog:
         """Replaces the cost model; only the environment calls it."""
         self.model = oracle.model
         self.oracle = oracle
-        self._in_scenarios: dict[int, tuple[ScenarioPricing, Tensor]] = {}
+        self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
         self.amounts: Tensor = unit_amounts(oracle.amounts, self.units)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
@@ -203,7 +203,7 @@ class TableCatalog:
         for described in self._described:
             self._describe(*described)
 
-    def in_scenarios(self, count: int) -> tuple[ScenarioPricing, Tensor]:
+    def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """Returns `count` scenarios, which price devices, and all units' amounts in them."""
         if count not in self._in_scenarios:
             pieces = [piece for unit in self.units for piece in unit.pieces]
