@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.prediction import Placed, StepPredictor
@@ -56,7 +57,6 @@ class PolicySharder:
         self._policy = policy
         self._oracle = oracle
         self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
-        self._mixed_search = LocalSearch(oracle, kicks=_MIXED_KICKS, seed=seed, clock=clock)
         self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
         self._clock = clock
@@ -81,7 +81,7 @@ class PolicySharder:
             )
         # Memory may be so tight that there is no greedy plan.
         greedy = _greedy_of(starts) or self._tight(sets.options)
-        search = self._mixed_search if task.hardware else self._search
+        search = replace(self._search, kicks=_MIXED_KICKS) if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
         begun = run.descents(greedy) if len(greedy) > 1 else []
         near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]

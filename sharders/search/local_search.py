@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -34,6 +35,7 @@ _WORTH = 1.1  # relative to the start of the best one
 _EVEN = 1.01  # step relative to that of even devices: norms closer to the maximum gain nothing
 
 
+@dataclass(frozen=True)
 class LocalSearch:
     """Iterated local search: first in the mean scenario, then over several scenarios.
 
@@ -49,21 +51,12 @@ class LocalSearch:
         clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self,
-        oracle: EstimatedCosts,
-        kicks: int = 8,
-        split: bool = True,
-        seed: int = 0,
-        near: tuple[ShardingPlan, int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.oracle = oracle
-        self.kicks = kicks
-        self.split = split
-        self.seed = seed
-        self.near = near
-        self.clock = clock
+    oracle: EstimatedCosts
+    kicks: int = 8
+    split: bool = True
+    seed: int = 0
+    near: tuple[ShardingPlan, int] | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @one_thread()
     def improve(self, task: ShardingTask, starts: Sequence[Sharded]) -> list[Sharded]:
