@@ -18,8 +18,7 @@ from autoshard.workload.packing.pack import check_total, pack
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
 
-_CANDIDATES = 4  # plans of the usual rollouts that are compared
-_WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
+_CANDIDATES, _WIDE_CANDIDATES = 4, 8  # plans of rollouts, and of wide ones, that are compared
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
 _MANY_TABLES = 2 * PIECES
 _NEAR = 1.01  # step over the best: such sets of options are worth rollouts
@@ -145,18 +144,10 @@ class PolicySharder:
     def _rollouts_of(self, task: ShardingTask, wide: bool) -> list[Placed]:
         if not task.tables:
             return []
-        size = len(task.tables), len(task.devices)
-        usual = self._rollouts.configs(*size)
-        configs = self._rollouts.configs(*size, wide=True) if wide else usual
+        configs = self._rollouts.configs(len(task.tables), len(task.devices), wide)
         rollouts = self._rollouts.run(task, configs, coarse=self._search is not None)
-        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])
-        best: list[Placed] = [rollout.placed for rollout in own[:_CANDIDATES]]
-        if wide:
-            widely: list[Placed] = [
-                rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]
-            ]
-            best = widely + [placed for placed in best if placed not in widely]
-        return best
+        best = _distinct(rollouts)[: _WIDE_CANDIDATES if wide else _CANDIDATES]
+        return [rollout.placed for rollout in best]
 
 
 class _Choice:
