@@ -11,7 +11,7 @@ from torch import Tensor
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.step.overhead import StepOverhead
-from autoshard.cost_model.uncertainty.scenarios import ScenarioPricing
+from autoshard.cost_model.uncertainty.scenarios import Scenarios
 from autoshard.envs.options import NO_OPTIONS, OptionCatalog, UnitOptions, options_without_rules
 from autoshard.workload import (
     Device,
@@ -84,6 +84,7 @@ class TableCatalog:
         replacing: Units that take the place of others by actions (`envs.options.changed_units`).
 
     Attributes:
+        oracle: The cost oracle.
         undivided: The units that were given, without halves.
         units: All units.
         halves: Numbers of the two halves of each unit, or `NO_HALVES`: [units, 2].
@@ -137,7 +138,8 @@ class TableCatalog:
         """Returns an instance as a task, without its constraints and the larger task."""
         numbers = instance.units.tolist()
         tables = [piece.table for number in numbers for piece in self.units[number].pieces]
-        hardware = instance.hardware or self.kinds[:1] * len(instance.memory_bytes)
+        kind, *_ = self.oracle.of_kinds()
+        hardware = instance.hardware or (kind,) * len(instance.memory_bytes)
         devices = tuple(
             Device(f"device{number}", int(memory), hardware=name)
             for number, (memory, name) in enumerate(
@@ -147,11 +149,6 @@ class TableCatalog:
         return ShardingTask(
             tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Hardware of each kind of devices that has a price; one without a name is all."""
-        return tuple(self._oracle.of_kinds())
 
     def with_prefix(self, prefix: str) -> Ints:
         """Returns the numbers of given units whose names begin with a prefix.
@@ -190,8 +187,8 @@ class TableCatalog:
     def set_oracle(self, oracle: EstimatedCosts) -> None:
         """Replaces the cost model; only the environment calls it."""
         self.model = oracle.model
-        self._oracle = oracle
-        self._in_scenarios: dict[int, tuple[ScenarioPricing, Tensor]] = {}
+        self.oracle = oracle
+        self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
         self.amounts: Tensor = unit_amounts(oracle.amounts, self.units)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
@@ -206,12 +203,12 @@ class TableCatalog:
         for described in self._described:
             self._describe(*described)
 
-    def in_scenarios(self, count: int) -> tuple[ScenarioPricing, Tensor]:
+    def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """Returns `count` scenarios, which price devices, and all units' amounts in them."""
         if count not in self._in_scenarios:
             pieces = [piece for unit in self.units for piece in unit.pieces]
             tables = {piece.table.access_digest: piece.table for piece in pieces}
-            scenarios = self._oracle.scenarios(list(tables.values()), count)
+            scenarios = self.oracle.scenarios(list(tables.values()), count)
             amounts = unit_amounts(scenarios.amounts, self.units)
             self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
@@ -221,14 +218,16 @@ class TableCatalog:
         """What training takes beside operators, if that counts."""
         return self.model.counted_overhead
 
-    def add_options(self, options: TableOptions, base: Options) -> int:
+    def add_options(self, options: TableOptions, base: Options, one_task: bool = True) -> int:
         """Adds the options of a task's tables; returns their number, for `TaskInstance.options`.
 
         Args:
             options: Options that tables may take.
             base: Options that they have at first, but for those in columns.
+            one_task: Whether they are those of one task; else of tasks of some of these tables.
         """
-        return self._add_options(options, base, one_task=True)
+        self._described.append((options, base, one_task))
+        return self._describe(options, base, one_task)
 
     def options_of(self, instance: TaskInstance) -> int:
         """Returns the number of what options do to the units of an instance."""
@@ -249,34 +248,18 @@ class TableCatalog:
             task = ShardingTask(
                 tuple(tables.values()), devices, self.batch_size, self.operator, (), objective
             )
-            options = options_without_rules(task, self._oracle)
-            self._without_rules[key] = self._add_options(options, {}, one_task=False)
+            options = options_without_rules(task, self.oracle)
+            self._without_rules[key] = self.add_options(options, {}, one_task=False)
         return self._without_rules[key]
-
-    def _add_options(self, options: TableOptions, base: Options, one_task: bool) -> int:
-        self._described.append((options, base, one_task))
-        return self._describe(options, base, one_task)
 
     def _describe(self, options: TableOptions, base: Options, one_task: bool) -> int:
         units = self.units[: self._whole]
-        found = UnitOptions(self._oracle, options, units, base, self._replacing, one_task)
+        found = UnitOptions(self.oracle, options, units, base, self._replacing, one_task)
         return self.options.add(found)
-
-    def first_blocks(self, tasks: Tensor, units: Tensor, kinds: Tensor) -> Tensor:
-        """Returns the numbers of the first blocks of rows (`OptionCatalog.first_blocks`)."""
-        return self.options.first_blocks(tasks, units, kinds, self._oracle)
-
-    def amounts_of(self, pieces: Sequence[Piece]) -> Tensor:
-        """Returns what each of these pieces adds to its device, [pieces, members, amounts]."""
-        return self._oracle.amounts(pieces)
-
-    def of_devices(self, hardware: Sequence[str]) -> Tensor | float:
-        """Returns the amounts with which the sums of these devices begin (`Pricing`)."""
-        return self._oracle.of_devices(hardware)
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts."""
-        return self._oracle.price(sums)
+        return self.oracle.price(sums)
 
     def _scalars(self, deviation: Tensor) -> Tensor:
         """Returns scalar features of each unit, [units, NUM_SCALARS].

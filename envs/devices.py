@@ -119,7 +119,7 @@ class EpisodeDevices(PlacementState):
     def _mark_kinds(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
         """Notes what kinds of devices new episodes have, where a task names them."""
         for env_id, instance in zip(new.tolist(), instances, strict=True):
-            marks = self.catalog.of_devices(instance.hardware)
+            marks = self.catalog.oracle.of_devices(instance.hardware)
             if isinstance(marks, float) and isinstance(self._kinds, float):
                 continue
             if isinstance(self._kinds, float):

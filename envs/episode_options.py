@@ -102,19 +102,15 @@ class EpisodeOptions(EpisodeDevices):
         self.loads[env_ids] = 0.0
         for env_id, instance in zip(env_ids.tolist(), instances, strict=True):
             known = self.catalog.options.known[int(self.tasks[env_id])]
-            base = loads_of_whole(len(instance.units)) if known is None else known.base_loads
+            base = None if known is None else known.base_loads
             base = loads_of_whole(len(instance.units)) if base is None else base
             self.loads[env_id, : len(base)] = base
         numbers = env_ids.numpy()
         rates = CommonRates.rows(self.catalog.overhead, self._rates[numbers])
         self._base_ms[numbers] = rates.ms(self.loads[numbers])
-        for env_id in env_ids.tolist():
-            for unit, kind, first in self.taken[env_id]:
-                row = torch.tensor([env_id])
-                added = self.added_loads(
-                    row, torch.tensor([unit]), torch.tensor([kind]), torch.tensor([first])
-                )
-                self.loads[env_id] += added[0]
+        if taken := [(n, *each) for n in env_ids.tolist() for each in self.taken[n]]:
+            rows, *options = torch.tensor(taken).unbind(1)
+            np.add.at(self.loads, rows.numpy(), self.added_loads(rows, *options))
         self.price_common(env_ids)
 
     def price_common(self, env_ids: Tensor) -> None:
@@ -160,7 +156,7 @@ class EpisodeOptions(EpisodeDevices):
         catalog, known = self.catalog, self.catalog.options
         own = key[0][rows], key[1][rows], key[2][rows]
         count, replaced = known.blocks[own], known.replaced[own]
-        first = catalog.first_blocks(*own)
+        first = known.first_blocks(*own, catalog.oracle)
         shape = len(rows), len(devices)
         amounts = torch.zeros(*shape, *catalog.amounts.shape[1:])
         sizes, columns = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
@@ -185,7 +181,7 @@ class EpisodeOptions(EpisodeDevices):
         )
         rows = (count > 0).nonzero()[:, 0]
         if len(rows):
-            first = catalog.first_blocks(*(each[rows] for each in key))
+            first = known.first_blocks(*(each[rows] for each in key), catalog.oracle)
             found[rows] += count[rows] * known.columns[first]  # all blocks have as many
         return found
 
@@ -223,7 +219,7 @@ class EpisodeOptions(EpisodeDevices):
         """Adds amounts of blocks that were taken to the sums of devices."""
         for env_id in env_ids.tolist():
             for piece, device in self.blocks_placed(env_id):
-                amounts = self.catalog.amounts_of([piece])[0]
+                amounts = self.catalog.oracle.amounts([piece])[0]
                 self._sums[env_id * self.max_devices + device] += amounts
                 self.held_columns[env_id, device] += piece.exchanged_columns
 

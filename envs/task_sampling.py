@@ -106,7 +106,8 @@ class RandomTaskSampler:
         memory = self._memory(catalog, rng, order, drawn, devices)
         units = [row[:length] for row, length in zip(order, tables.tolist(), strict=True)]
         objectives = self._objectives(catalog, rng, units, devices)
-        hardware = [self._hardware(catalog.kinds, rng, number) for number in devices.tolist()]
+        kinds = tuple(catalog.oracle.of_kinds())
+        hardware = [self._hardware(kinds, rng, number) for number in devices.tolist()]
         return [
             TaskInstance(
                 units[n], memory[n, : devices[n]], objective=objectives[n], hardware=hardware[n]

@@ -5,7 +5,7 @@ device say nothing about the network. Those of rings are fitted to all-reduces.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -63,8 +63,12 @@ class _Line(NamedTuple):
         return _Line(base_ms, rank_ms, slope, error, max(e.key.ranks for e in exchanges))
 
     def links(self, ranks: Iterable[int]) -> dict[int, Link]:
-        """Returns a link for each number of ranks."""
-        return links_of_fits({n: (self.base_ms + self.rank_ms * n, self.slope) for n in ranks})
+        """Returns a link for each number of ranks; none where more columns take no longer."""
+        if self.slope <= 0:
+            return {}
+        bytes_s = float(f"{1 / self.slope:.3g}")
+        latencies_ms = {n: self.base_ms + self.rank_ms * n for n in ranks}
+        return {n: Link(bytes_s, float(f"{ms / _MS:.3g}")) for n, ms in latencies_ms.items()}
 
 
 def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
@@ -155,7 +159,8 @@ def _slowest_ms(exchange: Exchange) -> float:
 
 
 def _flow(key: ExchangeKey) -> float:
-    return flow_ms(key.dims, key.batch_size)
+    """Returns the milliseconds of an all-to-all at 1 byte/s, without latency."""
+    return exchange_ms(key.dims, key.batch_size, Link(1.0))
 
 
 def _between_flow(key: ExchangeKey, shared: bool) -> float:
@@ -183,11 +188,6 @@ def exchange_ms(dims: Sequence[int] | Floats, batch_size: int, link: AnyLink) ->
     return float(price.exchange_ms(columns).max())
 
 
-def flow_ms(dims: Sequence[int] | Floats, batch_size: int) -> float:
-    """Returns the milliseconds of an all-to-all at 1 byte/s, without latency."""
-    return exchange_ms(dims, batch_size, Link(1.0))
-
-
 def fit_terms(terms: Floats, measured_ms: Floats, whole_ms: Floats | None = None) -> Floats:
     """Returns non-negative weights of terms by least squares of relative errors.
 
@@ -199,12 +199,3 @@ def fit_terms(terms: Floats, measured_ms: Floats, whole_ms: Floats | None = None
     whole_ms = measured_ms if whole_ms is None else whole_ms
     weights, _ = scipy.optimize.nnls(terms / whole_ms[:, None], measured_ms / whole_ms)
     return np.asarray(weights)
-
-
-def links_of_fits(fits: Mapping[int, tuple[float, float]]) -> dict[int, Link]:
-    """Returns links of latencies in ms and seconds per byte, rounded to three digits."""
-    return {
-        ranks: Link(float(f"{1 / slope:.3g}"), float(f"{latency_ms / _MS:.3g}"))
-        for ranks, (latency_ms, slope) in fits.items()
-        if slope > 0
-    }

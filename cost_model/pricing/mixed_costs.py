@@ -16,8 +16,7 @@ from autoshard.cost_model.networks.compute import Prices
 from autoshard.cost_model.networks.network import DIRECTIONS
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.cost_model.step.common_price import CommonPrice
-from autoshard.cost_model.step.overhead import SumOverhead
-from autoshard.cost_model.uncertainty.scenarios import Pricing, ScenarioPricing
+from autoshard.cost_model.uncertainty.scenarios import Pricing, Scenarios
 from autoshard.workload import (
     EmbeddingTable,
     Objective,
@@ -131,17 +130,15 @@ class MixedExpectation:
         return self._parts[0].common(task)
 
 
-class MixedScenarios(MixedExpectation):
-    """The same in several scenarios, in each of which a table has one correction for each kind."""
+class MixedScenarios(MixedExpectation, Scenarios):
+    """The same in several scenarios, in each of which a table has one correction for each kind.
 
-    def __init__(self, parts: Sequence[ScenarioPricing], layout: _Layout) -> None:
-        super().__init__(parts, layout, parts[0].count)
-        self._scenarios = parts
+    What training takes beside operators on all devices alike is that of the first kind.
+    """
 
-    @property
-    def overhead(self) -> SumOverhead | None:
-        """What training takes beside operators on the first kind."""
-        return self._scenarios[0].overhead
+    def __init__(self, parts: Sequence[Scenarios], layout: _Layout) -> None:
+        MixedExpectation.__init__(self, parts, layout, parts[0].count)
+        self._scenarios, self.overhead = parts, parts[0].overhead
 
     def with_parts(self, tables: Mapping[str, str]) -> "MixedScenarios":
         """Returns the same scenarios for parts of tables, as `Scenarios.with_parts` does."""

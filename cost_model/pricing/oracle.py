@@ -25,7 +25,6 @@ from autoshard.cost_model.uncertainty.residuals import TableResiduals
 from autoshard.cost_model.uncertainty.scenarios import (
     Expectation,
     Pricing,
-    ScenarioPricing,
     Scenarios,
 )
 from autoshard.workload import (
@@ -262,9 +261,7 @@ class EstimatedCosts:
         return Expectation(self.model.compute, self.amounts, self._overhead)
 
     @one_thread()
-    def scenarios(
-        self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0
-    ) -> ScenarioPricing:
+    def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
         """Samples scenarios of everything that is uncertain about these tables and the model."""
         groups = [tables[n : n + _GROUP] for n in range(0, len(tables), _GROUP)]
         posteriors = [self.residuals.posterior(group) for group in groups]

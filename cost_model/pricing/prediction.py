@@ -15,7 +15,7 @@ import torch
 from autoshard.cost_model.networks.inputs import sums_of_devices
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.cost_model.step.common_price import CommonPrice
-from autoshard.cost_model.step.overhead import SplitCost, StepOverhead, loads_of, splits_of
+from autoshard.cost_model.step.overhead import SplitCost, loads_of, splits_of
 from autoshard.cost_model.uncertainty.residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -76,6 +76,8 @@ class StepPredictor:
         self._whole_ms = oracle.common_ms(task)
         self._split_cost = oracle.split_cost(task.columns_in_order, len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
+        overhead = oracle.model.counted_overhead
+        self._overheads = () if overhead is None else (overhead, *overhead.members)
 
     def _alone(self, plan: ShardingPlan) -> "StepPredictor":
         """Returns the predictor of what each device holds alone by a plan, in the same scenarios:
@@ -168,7 +170,7 @@ class StepPredictor:
         """Returns what all devices bear, and exchanges take, more by members of the overhead,
         [scenarios].
         """
-        if not self._members:
+        if len(self._overheads) < 2:
             return 0.0
         common, columns = self._common_prices[0], np.array(plan.exchanged_columns(self._task))
         exchanges_ms = common.exchanges_ms(plan)
@@ -181,19 +183,9 @@ class StepPredictor:
         )
         return self._of_scenarios([member - usual for member in members], self._oracle)
 
-    @property
-    def _overheads(self) -> Sequence[StepOverhead]:
-        """The overhead, and its members."""
-        overhead = self._oracle.model.counted_overhead
-        return () if overhead is None else (overhead, *overhead.members)
-
-    @property
-    def _members(self) -> Sequence[StepOverhead]:
-        return self._overheads[1:]
-
     @cached_property
     def _common_prices(self) -> list[CommonPrice]:
-        """What all devices bear by each of `_overheads`."""
+        """What all devices bear by the overhead, and by each of its members."""
         return [CommonPrice(overhead, self._task) for overhead in self._overheads]
 
     def _of_scenarios(self, members: Sequence[Floats | float], kind: EstimatedCosts) -> Floats:

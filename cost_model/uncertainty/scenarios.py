@@ -49,29 +49,6 @@ class Pricing(Protocol):
         ...
 
 
-class ScenarioPricing(Pricing, Protocol):
-    """Prices sums in several scenarios, with operators and what training adds apart."""
-
-    count: int
-
-    @property
-    def overhead(self) -> SumOverhead | None:
-        """What training takes beside operators, if that counts."""
-        ...
-
-    def with_parts(self, tables: Mapping[str, str]) -> "ScenarioPricing":
-        """Returns the same scenarios for parts of tables, each with its table's corrections."""
-        ...
-
-    def operators_ms(self, sums: Tensor) -> Tensor:
-        """Returns forward and backward ms of operators, [..., scenarios, 2]."""
-        ...
-
-    def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
-        """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
-        ...
-
-
 class Expectation:
     """Pricing with one scenario: the mean of the ensemble.
 
@@ -115,6 +92,10 @@ class Scenarios:
         count: Number of scenarios, which is even.
         seed: Seed of the samples.
         overhead: What training takes beside operators, if that counts.
+
+    Attributes:
+        count: Number of scenarios.
+        overhead: The same overhead.
     """
 
     def __init__(
@@ -168,7 +149,7 @@ class Scenarios:
         amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
         return amounts
 
-    def of_devices(self, hardware: Sequence[str]) -> float:  # noqa: ARG002 - of one kind
+    def of_devices(self, hardware: Sequence[str]) -> Tensor | float:  # noqa: ARG002 - of one kind
         """Returns 0: devices are of one kind."""
         return 0.0
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.types import (
@@ -114,7 +114,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._enumerator: Any = None
-        self._found: _Tables | None = None
+        self._found: tuple[tuple[EmbeddingTable, ...], CostModel] | None = None
         self._read: list[Any] | None = None
         self._known: ModelOptions | None = None
         self._proposal: list[ShardingOption] | None = None
@@ -234,18 +234,18 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
     def _problem(
         self, known: ModelOptions, storage: Topology, lacking: list[int]
     ) -> tuple[SharderContext, ShardingTask]:
-        found, ranks = self._tables(known, storage), storage.world_size
+        (tables, model), ranks = self._tables(known, storage), storage.world_size
         options, report = self.inputs.options, Reporter(self.now.say, self.now.say)
         context, task = options.prepared(
-            found.tables,
+            tables,
             devices_of(storage, lacking),
             self.inputs.batch_size * ranks,
-            found.model,
-            network_of(storage, found.model.links.get(ranks)),
+            model,
+            network_of(storage, model.links.get(ranks)),
             report,
         )
         task = replace(task, rules=(*task.rules, *known.rules))
-        if known.uvm and found.model.data_sheet is not None:
+        if known.uvm and model.data_sheet is not None:
             host = min(int(device.storage.ddr) for device in storage.devices)
             context = replace(context, host_bytes=host)
         return context, task
@@ -269,7 +269,9 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
             self._read = list(islice(self.inputs.batches, GLOBAL_BATCHES * ranks))
         return self._read
 
-    def _tables(self, known: ModelOptions, storage: Topology) -> "_Tables":
+    def _tables(
+        self, known: ModelOptions, storage: Topology
+    ) -> tuple[tuple[EmbeddingTable, ...], CostModel]:
         """Returns the tables with their lookups, and their cost model; batches are read once."""
         if self._found is not None:
             return self._found
@@ -294,15 +296,8 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         tables = found.tables
         if storage.compute_device == "cpu":
             tables = tuple(map(_as_if_pooled, tables))
-        self._found = _Tables(tables, model)
+        self._found = tables, model
         return self._found
-
-
-class _Tables(NamedTuple):
-    """Tables with their lookups, and the cost model for them."""
-
-    tables: tuple[EmbeddingTable, ...]
-    model: CostModel
 
 
 def _as_if_pooled(table: EmbeddingTable) -> EmbeddingTable:

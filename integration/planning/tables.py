@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import (
     Enumerator,
@@ -109,7 +110,7 @@ def model_options(
             each.types.add(option.sharding_type)
     sharders = getattr(enumerator, "sharder_map", {})
     on_cpu = topology.compute_device == "cpu"
-    configs, reasons = _Configs(), dict[str, str]()
+    configs, reasons = _configs(option.module[1] for option in search_space), dict[str, str]()
     for name, each in found.items():
         given = constraints.get(each.options[0].name)
         kernels = None if given is None else given.compute_kernels
@@ -155,28 +156,20 @@ def _may_be_in_host_memory(each: _Table) -> bool:
     return {kernel_of(0), kernel_of(1)} <= kernels and not each.own_cache
 
 
-class _Configs:
-    """Configurations of tables, which a collection lists one after another."""
-
-    def __init__(self) -> None:
-        self._known = dict[int, dict[str, Any]]()
-
-    def of(self, collection: EmbeddingBagCollection | EmbeddingCollection, table: str) -> Any:
-        """Returns the configuration of a table of the collection."""
-        known = self._known.get(id(collection))
-        if known is None:
-            if isinstance(collection, EmbeddingCollection):
-                configs = collection.embedding_configs()
-            else:
-                configs = collection.embedding_bag_configs()
-            known = {config.name: config for config in configs}
-            self._known[id(collection)] = known
-        return known[table]
+def _configs(modules: Iterable[nn.Module]) -> dict[nn.Module, dict[str, Any]]:
+    """Returns the configurations of tables by collection and name; others have none."""
+    found = dict[nn.Module, dict[str, Any]]()
+    for module in dict.fromkeys(modules):
+        if isinstance(module, EmbeddingBagCollection):
+            found[module] = {config.name: config for config in module.embedding_bag_configs()}
+        elif isinstance(module, EmbeddingCollection):
+            found[module] = {config.name: config for config in module.embedding_configs()}
+    return found
 
 
 def _examine(
     each: _Table,
-    configs: _Configs,
+    configs: Mapping[nn.Module, Mapping[str, Any]],
     constraint: ParameterConstraints | None,
     fused_params: Mapping[str, Any] | None,
     topology: Topology,
@@ -186,7 +179,7 @@ def _examine(
     path, collection = each.options[0].module
     if not isinstance(collection, EmbeddingBagCollection | EmbeddingCollection):
         raise UserError(f"it is in a {type(collection).__name__}")
-    table = BagTable(path, configs.of(collection, each.options[0].name), collection, fused_params)
+    table = BagTable(path, configs[collection][each.options[0].name], collection, fused_params)
     if isinstance(collection, EmbeddingCollection):
         each.approximate = "its lookups are not pooled"
         each.types &= _UNPOOLED

@@ -24,10 +24,6 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         self.network = PolicyNetwork(PolicyShape.from_json(self.model_config["shape"]))
 
     def _forward(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
-        logits, _ = self.network(self.layout.split(batch[Columns.OBS]))
-        return {Columns.ACTION_DIST_INPUTS: logits}
-
-    def _forward_train(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
         logits, known = self.network(self.layout.split(batch[Columns.OBS]))
         return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: known}
 

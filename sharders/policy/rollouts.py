@@ -97,30 +97,24 @@ class Rollout:
     Args:
         placed: Pieces of tables in columns, and their devices.
         plan_ms: Predicted step time; infinite if infeasible.
-        config: Index of its configuration; 0 if it combines several.
         options: Options of tables that are not in columns, if they may be taken.
     """
 
     placed: tuple[tuple[Piece, int], ...]
     plan_ms: float
-    config: int
     options: Options = field(default_factory=dict)
 
     @staticmethod
-    def combined(
-        split_cost: SplitCost,
-        rollouts: Sequence[_GroupRollout],
-        config: int = 0,
-    ) -> "Rollout":
+    def combined(split_cost: SplitCost, rollouts: Sequence[_GroupRollout]) -> "Rollout":
         """Combines rollouts of all groups of a task."""
         placed = tuple(piece for rollout in rollouts for piece in rollout.placed)
         if max(map(_PLAN_MS, rollouts)) == math.inf:
-            return Rollout(placed, math.inf, config)
+            return Rollout(placed, math.inf)
         if (options := rollouts[0].options) is not None:  # of the only group
-            return Rollout(placed, rollouts[0].plan_ms, config, options)
+            return Rollout(placed, rollouts[0].plan_ms, options)
         stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
         splits_ms = split_cost.ms(splits_of(placed))
-        return Rollout(placed, float(stages.sum()) + splits_ms, config)
+        return Rollout(placed, float(stages.sum()) + splits_ms)
 
 
 class PolicyRollouts:
@@ -225,7 +219,7 @@ class PolicyRollouts:
         ended = self._run_groups(catalog, groups, configs, split, rng)
         split_cost = self._oracle.split_cost(task.columns_in_order, len(task.devices))
         combined = partial(Rollout.combined, split_cost)
-        found = [combined(rollouts, number) for number, rollouts in enumerate(ended)]
+        found = list(map(combined, ended))
         if len(groups) > 1:
             greedy = [number for number, config in enumerate(configs) if not config.sampled]
             by_group = zip(*(ended[number] for number in greedy), strict=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.prediction import Placed, StepPredictor
@@ -18,8 +19,7 @@ from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.ways.option import Options
 
-_CANDIDATES = 4  # plans of the usual rollouts that are compared
-_WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
+_CANDIDATES, _WIDE_CANDIDATES = 4, 8  # plans of rollouts, and of wide ones, that are compared
 _STARTS = 3  # plans of these from which a search may start, beside the greedy plan
 _MANY_TABLES = 2 * PIECES
 _NEAR = 1.01  # step over the best: such sets of options are worth rollouts
@@ -57,7 +57,6 @@ class PolicySharder:
         self._policy = policy
         self._oracle = oracle
         self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
-        self._mixed_search = LocalSearch(oracle, kicks=_MIXED_KICKS, seed=seed, clock=clock)
         self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
         self._clock = clock
@@ -75,7 +74,7 @@ class PolicySharder:
             return self._of_policy(starts, sets)
         # Memory may be so tight that there is no greedy plan.
         greedy = _greedy_of(starts) or self._tight(sets.options)
-        search = self._mixed_search if task.hardware else self._search
+        search = replace(self._search, kicks=_MIXED_KICKS) if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
         begun = run.descents(greedy) if len(greedy) > 1 else []
         near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]
@@ -161,18 +160,10 @@ class PolicySharder:
     def _rollouts_of(self, task: ShardingTask, wide: bool) -> list[Placed]:
         if not task.tables:
             return []
-        size = len(task.tables), len(task.devices)
-        usual = self._rollouts.configs(*size)
-        configs = self._rollouts.configs(*size, wide=True) if wide else usual
+        configs = self._rollouts.configs(len(task.tables), len(task.devices), wide)
         rollouts = self._rollouts.run(task, configs, coarse=self._search is not None)
-        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])
-        best: list[Placed] = [rollout.placed for rollout in own[:_CANDIDATES]]
-        if wide:
-            widely: list[Placed] = [
-                rollout.placed for rollout in _distinct(rollouts)[:_WIDE_CANDIDATES]
-            ]
-            best = widely + [placed for placed in best if placed not in widely]
-        return best
+        best = _distinct(rollouts)[: _WIDE_CANDIDATES if wide else _CANDIDATES]
+        return [rollout.placed for rollout in best]
 
 
 class _Choice:

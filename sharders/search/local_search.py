@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -27,13 +28,12 @@ _KICKS = 16  # restarts in a round of those that time is left for
 # Few pieces cost little time, and steps of one piece often leave them uneven.
 _FEW, _KICKS_OF_FEW = 32, 8
 _PROPOSALS = 20_000  # of annealing in the first round
-_SHARP = 96.0  # power after that
 _SCENARIOS = 16  # number of scenarios in the last descent
 _SETS = 3  # sets of options from which there are steps downwards
 _WORTH = 1.1  # relative to the start of the best one
-_EVEN = 1.01  # step relative to that of even devices: norms closer to the maximum gain nothing
 
 
+@dataclass(frozen=True)
 class LocalSearch:
     """Iterated local search: first in the mean scenario, then over several scenarios.
 
@@ -49,21 +49,12 @@ class LocalSearch:
         clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self,
-        oracle: EstimatedCosts,
-        kicks: int = 8,
-        split: bool = True,
-        seed: int = 0,
-        near: tuple[ShardingPlan, int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.oracle = oracle
-        self.kicks = kicks
-        self.split = split
-        self.seed = seed
-        self.near = near
-        self.clock = clock
+    oracle: EstimatedCosts
+    kicks: int = 8
+    split: bool = True
+    seed: int = 0
+    near: tuple[ShardingPlan, int] | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @one_thread()
     def improve(self, task: ShardingTask, starts: Sequence[Sharded]) -> list[Sharded]:
@@ -130,7 +121,7 @@ class TaskSearch:
             kicked = self._kicked(kicked, number, rng)
         # The norm that judges kicks is no maximum, so the plan before them may be the faster one.
         both = [best] if kicked is best else [best, kicked]
-        return [plan for each in both for plan in self._candidates(each)]
+        return [plan for each in both for plan in (each.sharded(), self._over_scenarios(each))]
 
     def further(self, best: PlanSearch) -> Iterator[Sharded]:
         """Yields more plans until the time is up; none without a time limit, or for one device.
@@ -145,7 +136,8 @@ class TaskSearch:
                 better = self._kicked(best, next(tried), rng)
                 if better is not best:
                     best = better
-                    yield from self._candidates(best)
+                    yield best.sharded()
+                    yield self._over_scenarios(best)
             if self._time_is_up():
                 return
             other = self._from(self._annealed(best.sharded(), number))
@@ -153,7 +145,8 @@ class TaskSearch:
             other = self._descended(other)
             if other.objective() < best.objective():
                 best = other
-                yield from self._candidates(best)
+                yield best.sharded()
+                yield self._over_scenarios(best)
 
     def _annealed(self, start: Sharded, number: int) -> Sharded:
         """Returns what annealing of columns leads to in a round."""
@@ -166,10 +159,6 @@ class TaskSearch:
         )
         placed = annealing.improve(columns, start.columns_placed(self._task))
         return Sharded.of_columns(self._task, placed, start.options)
-
-    def _candidates(self, best: PlanSearch) -> list[Sharded]:
-        """Returns plans that are the best in the mean scenario, and the best over scenarios."""
-        return [*self._sharpened(best), self._over_scenarios(best)]
 
     def _time_is_up(self) -> bool:
         return self._search.clock() > self._until
@@ -188,15 +177,6 @@ class TaskSearch:
             other.kick(rng)
         other = self._descended(other)
         return min(best, other, key=PlanSearch.objective)
-
-    def _sharpened(self, best: PlanSearch) -> list[Sharded]:
-        """Returns the plan, and what steps downwards lead to by a norm closer to the maximum."""
-        if best.step_ms < _EVEN * best.even_ms:
-            return [best.sharded()]
-        search = self._from(best.sharded())
-        search.sharpen(_SHARP)
-        search.descend(self._search.split, self._time_is_up)
-        return [best.sharded(), search.sharded()]
 
     def _over_scenarios(self, best: PlanSearch) -> Sharded:
         """Returns what steps downwards lead to by the mean over scenarios."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,7 @@ _MIN_BATCH, _MAX_BATCH = 16, 512  # changes that are priced at once
 _MIN_MS = 1e-9
 
 
+@dataclass(frozen=True)
 class Annealing:
     """Proposes random moves, swaps, splits and joins of pieces, and minimises the task's objective
     in the mean scenario. The result is never worse than the initial plan.
@@ -32,25 +34,19 @@ class Annealing:
         clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self,
-        oracle: EstimatedCosts,
-        seconds: float,
-        proposals: int | None = None,
-        seed: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._oracle = oracle
-        self._seconds, self._proposals = seconds, proposals
-        self._seed, self._clock = seed, clock
+    oracle: EstimatedCosts
+    seconds: float
+    proposals: int | None = None
+    seed: int = 0
+    clock: Callable[[], float] = time.monotonic
 
     def improve(self, task: ShardingTask, start: Placed) -> Placed:
         """Anneals from a plan; returns the best plan found."""
-        plan = ColumnPlan(self._oracle, task, start)
-        rng = np.random.default_rng(self._seed)
+        plan = ColumnPlan(self.oracle, task, start)
+        rng = np.random.default_rng(self.seed)
         proposer = Proposer(plan, rng)
         best, best_ms = plan.widths.copy(), plan.plan_ms()
-        tried, count, began = 0, _MIN_BATCH, self._clock()
+        tried, count, began = 0, _MIN_BATCH, self.clock()
         while (done := self._done(tried, began)) < 1:
             heat = _HOT * (_COLD / _HOT) ** done
             power = _SOFT * (_SHARP / _SOFT) ** done
@@ -66,10 +62,10 @@ class Annealing:
 
     def _done(self, tried: int, began: float) -> float:
         """Returns the share of the search that is done."""
-        spent = (self._clock() - began) / self._seconds
-        if self._proposals is None:
+        spent = (self.clock() - began) / self.seconds
+        if self.proposals is None:
             return spent
-        return 1.0 if spent >= 1 else tried / self._proposals
+        return 1.0 if spent >= 1 else tried / self.proposals
 
 
 def _pressure(stages: Floats, power: float) -> Floats:
