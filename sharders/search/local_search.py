@@ -28,9 +28,11 @@ _KICKS = 16  # restarts in a round of those that time is left for
 # Few pieces cost little time, and steps of one piece often leave them uneven.
 _FEW, _KICKS_OF_FEW = 32, 8
 _PROPOSALS = 20_000  # of annealing in the first round
+_SHARP = 96.0  # power after that
 _SCENARIOS = 16  # number of scenarios in the last descent
 _SETS = 3  # sets of options from which there are steps downwards
 _WORTH = 1.1  # relative to the start of the best one
+_EVEN = 1.01  # step relative to that of even devices: norms closer to the maximum gain nothing
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class TaskSearch:
             kicked = self._kicked(kicked, number, rng)
         # The norm that judges kicks is no maximum, so the plan before them may be the faster one.
         both = [best] if kicked is best else [best, kicked]
-        return [plan for each in both for plan in (each.sharded(), self._over_scenarios(each))]
+        return [plan for each in both for plan in self._candidates(each)]
 
     def further(self, best: PlanSearch) -> Iterator[Sharded]:
         """Yields more plans until the time is up; none without a time limit, or for one device.
@@ -136,8 +138,7 @@ class TaskSearch:
                 better = self._kicked(best, next(tried), rng)
                 if better is not best:
                     best = better
-                    yield best.sharded()
-                    yield self._over_scenarios(best)
+                    yield from self._candidates(best)
             if self._time_is_up():
                 return
             other = self._from(self._annealed(best.sharded(), number))
@@ -145,8 +146,7 @@ class TaskSearch:
             other = self._descended(other)
             if other.objective() < best.objective():
                 best = other
-                yield best.sharded()
-                yield self._over_scenarios(best)
+                yield from self._candidates(best)
 
     def _annealed(self, start: Sharded, number: int) -> Sharded:
         """Returns what annealing of columns leads to in a round."""
@@ -159,6 +159,10 @@ class TaskSearch:
         )
         placed = annealing.improve(columns, start.columns_placed(self._task))
         return Sharded.of_columns(self._task, placed, start.options)
+
+    def _candidates(self, best: PlanSearch) -> list[Sharded]:
+        """Returns plans that are the best in the mean scenario, and the best over scenarios."""
+        return [*self._sharpened(best), self._over_scenarios(best)]
 
     def _time_is_up(self) -> bool:
         return self._search.clock() > self._until
@@ -177,6 +181,15 @@ class TaskSearch:
             other.kick(rng)
         other = self._descended(other)
         return min(best, other, key=PlanSearch.objective)
+
+    def _sharpened(self, best: PlanSearch) -> list[Sharded]:
+        """Returns the plan, and what steps downwards lead to by a norm closer to the maximum."""
+        if best.step_ms < _EVEN * best.even_ms:
+            return [best.sharded()]
+        search = self._from(best.sharded())
+        search.sharpen(_SHARP)
+        search.descend(self._search.split, self._time_is_up)
+        return [best.sharded(), search.sharded()]
 
     def _over_scenarios(self, best: PlanSearch) -> Sharded:
         """Returns what steps downwards lead to by the mean over scenarios."""

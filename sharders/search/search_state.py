@@ -101,6 +101,11 @@ class SearchState:
         """The mean over scenarios of the step time."""
         return float(self._costs.max(0).sum(0).mean()) + self._common_ms + self._whole_ms
 
+    @property
+    def even_ms(self) -> float:
+        """The step time if all devices took as long as they do on average."""
+        return float(self._means.mean(0).sum()) + self._common_ms + self._whole_ms
+
     def sharpen(self, power: float) -> None:
         """Sets the power of the norms over devices."""
         self._power = power
