@@ -28,6 +28,14 @@ class Copies(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}copied to all devices"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+        """Returns TorchRec's sharding type."""
+        return "data-parallel"
+
+    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+        """Returns that rows are everywhere."""
+        return "all devices"
+
     def options(
         self,
         table: EmbeddingTable,  # noqa: ARG002

@@ -33,6 +33,11 @@ class HostMemory(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in host memory"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+        """Returns the rows of the cache."""
+        rows = option.cached_rows
+        return "in host memory (UVM), " + (f"cache of {rows:,} rows" if rows else "no cache")
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:

@@ -37,6 +37,14 @@ class HotRows(Way):
         """Returns the clause for messages."""
         return f"hot rows of {table} are {'' if yes else 'not '}copied to all devices"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+        """Returns the number of hot rows."""
+        return f"{option.hot_rows:,} hot rows data-parallel"
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns where hot and cold rows are."""
+        return f"{option.hot_rows:,} hot rows: all devices; others: {homes}"
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
@@ -96,6 +104,14 @@ class HashedIds(Way):
     def says(self, table: str, yes: bool = True) -> str:
         """Returns the clause for messages."""
         return f"rows of {table} are {'' if yes else 'not '}numbered by a hash of their ids"
+
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+        """Returns how rows are numbered."""
+        return "hashed ids"
+
+    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+        """Returns where rows are, and how they are numbered."""
+        return f"hashed ids: {homes}"
 
     def options(
         self,

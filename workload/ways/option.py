@@ -39,6 +39,11 @@ class ShardingOption:
         return not self.copied and self.row_blocks == 1
 
     @property
+    def on_many(self) -> bool:
+        """Whether several devices have rows of the same columns: copies, or blocks of rows."""
+        return self.copied or self.row_blocks > 1 or bool(self.hot_rows)
+
+    @property
     def without_blocks(self) -> "ShardingOption":
         """The option but for blocks of rows, which a plan has in its placements."""
         return replace(self, row_blocks=1, first=0) if self.row_blocks > 1 else self

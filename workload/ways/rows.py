@@ -41,6 +41,17 @@ class Rows(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in blocks of rows"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns TorchRec's sharding type, and the number of blocks."""
+        blocks = option.row_blocks
+        if slices > 1:
+            return f"grid, {slices} slices x {blocks} blocks"
+        return f"{'row-wise' if blocks == ranks else 'table-row-wise'}, {blocks} blocks"
+
+    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+        """Returns the devices, each of which has a block."""
+        return f"by rows: {homes}"
+
     def options(
         self,
         table: EmbeddingTable,

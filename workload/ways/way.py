@@ -67,6 +67,21 @@ class Way:
         """Returns the clause that a table is sharded so, or is not, for messages."""
         raise NotImplementedError
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns what an option that is sharded so is called in reports, as TorchRec's planner
+        calls it.
+
+        Args:
+            option: The option.
+            slices: Number of slices of columns.
+            ranks: Number of devices.
+        """
+        raise NotImplementedError
+
+    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+        """Returns where rows of a table that is sharded so are; its pieces are on devices `homes`."""
+        return homes
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
