@@ -216,11 +216,10 @@ def price_plan(
         exchange_ms = linked, linked
     forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]
-    pieces = [() if shard is None else shard.pieces for shard in shards]
     devices = tuple(
         DeviceCost(
             name=task.devices[number].name,
-            tables=len(plan.copied) + len({piece.table.name for piece in held}),
+            tables=tables,
             memory_bytes=memory,
             forward_ms=cost.forward_ms,
             backward_ms=cost.backward_ms,
@@ -228,8 +227,8 @@ def price_plan(
             backward_exchange_ms=backward[number],
             spread=cost.spread,
         )
-        for number, (held, cost, memory) in enumerate(
-            zip(pieces, costs, plan.device_bytes(task), strict=True)
+        for number, (tables, cost, memory) in enumerate(
+            zip(plan.num_tables(), costs, plan.device_bytes(task), strict=True)
         )
     )
     return PlanCost(devices, task.objective, ranks_per_core, common_ms)

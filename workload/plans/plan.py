@@ -326,6 +326,14 @@ class ShardingPlan:
         held = self.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 
+    def num_tables(self) -> tuple[int, ...]:
+        """Returns of how many tables each device holds a part or a copy."""
+        held: list[set[str]] = [set(self.copied) for _ in range(self.num_devices)]
+        for placement in self.placements:
+            for device in placement.devices:
+                held[device].add(placement.table)
+        return tuple(map(len, held))
+
     def pieces(self, task: ShardingTask) -> list[list[Piece]]:
         """Returns the pieces of each device, as `placed` has them."""
         held: list[list[Piece]] = [[] for _ in range(self.num_devices)]

@@ -79,7 +79,7 @@ class Way:
         raise NotImplementedError
 
     def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
-        """Returns where rows of a table that is sharded so are; its pieces are on devices `homes`."""
+        """Returns where rows of a table that is sharded so are, with pieces on devices `homes`."""
         return homes
 
     def options(
