@@ -26,6 +26,7 @@ from autoshard.workload.plans.step_price import (
     step_ms,
 )
 from autoshard.workload.tasks.objective import PHASES
+from autoshard.workload.ways import WAYS
 
 if TYPE_CHECKING:
     from autoshard.benchmark.pool.pool import BenchmarkPool
@@ -249,11 +250,10 @@ def measure_plan(
     plan.check(task)
     if plan.has_copies:
         raise copies_uncounted(plan, task)
-    if cached := plan.cached_rows:
-        raise MeasurementError(
-            f"table {next(iter(cached))} is in host memory, and shards are measured in device "
-            "memory alone: price the plan by a data sheet"
-        )
+    for way in (way for way in WAYS if way.unmeasured):
+        for table, option in plan.options.items():
+            if way.taken_by(option):
+                raise MeasurementError(f"table {way.says(table)}, and {way.unmeasured}")
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)

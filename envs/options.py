@@ -190,8 +190,8 @@ class UnitOptions:
             self.may[where], self.taken[where] = True, (table, option)
             loads = price.loads(table.name, option) - price.loads(table.name, before)
             self.loads[where], self.node_columns[where] = loads[:NODES], loads[NODES:].sum()
-            of_copies = option.copies_memory(table, task).total
-            of_copies -= before.copies_memory(table, task).total
+            of_copies = option.common_memory(table, task).total
+            of_copies -= before.common_memory(table, task).total
             self.copies_bytes[where] = of_copies
             if option.by_columns:
                 self.replaced[where] = numbers[table.name, option]

@@ -23,7 +23,6 @@ from autoshard.workload.packing.admission import RuleMasks
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import can_be_blocks
-from autoshard.workload.ways.option import copies_memory
 
 
 class CarriedPlan(NamedTuple):
@@ -57,12 +56,8 @@ def carried_over(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask)
     held = _with_blocks(plan, task)
     try:
         rest = held.columns_task(task, reserve=True)
-    except FieldError:
-        size = copies_memory(task, held.options).total
-        raise PlanError(
-            f"the copies of the plan take {format_bytes(size)} on each of {len(task.devices)} "
-            "devices, which is more than one has: add memory, or make a plan anew"
-        ) from None
+    except FieldError as lack:
+        raise PlanError(f"{lack.problem}: add memory, or make a plan anew") from None
     carried = held
     if held.placements:
         blocks = {block.name for parts in held.blocks(task).values() for block in parts}

@@ -197,8 +197,8 @@ class SearchState:
     def _copies_bytes(self, number: int, option: ShardingOption) -> int:
         """Returns the bytes on all devices that an option takes more than the present one."""
         table = self.table_of(number)
-        before = self._options[number].copies_memory(table, self._task).total
-        return option.copies_memory(table, self._task).total - before
+        before = self._options[number].common_memory(table, self._task).total
+        return option.common_memory(table, self._task).total - before
 
     def _blocks(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
         """Returns the blocks of rows of an option as items, with their devices."""

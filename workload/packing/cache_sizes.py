@@ -17,7 +17,7 @@ from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.tables.operators import FLOAT_BYTES, WEIGHT_BYTES, OperatorOptions
 from autoshard.workload.tables.table import EmbeddingTable, Piece
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import DATA_PARALLEL, copies_memory
+from autoshard.workload.ways.option import DATA_PARALLEL, common_memory
 
 _SHARES = np.append(0.0, np.geomspace(1e-4, 0.97, 48))  # of rows that a cache may have room for
 _BISECTIONS = 60
@@ -70,7 +70,7 @@ def cached_rows(task: ShardingTask, budgets_bytes: Sequence[float]) -> Iterator[
         yield from ({} for _ in budgets_bytes)
         return
     memory, traffic = np.stack([_choices(task, table) for table in tables], axis=1)
-    of_copies = len(task.devices) * copies_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total
+    of_copies = len(task.devices) * common_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total
     for budget_bytes in budgets_bytes:
         chosen = _cheapest(memory, traffic, budget_bytes - of_copies)
         yield {

@@ -20,7 +20,6 @@ from autoshard.workload.ways.option import (
     Options,
     ShardingOption,
     columns_task,
-    copies_memory,
 )
 from autoshard.workload.ways.rows import Rows, in_blocks
 
@@ -83,15 +82,8 @@ class TableOptions:
         """
         try:
             return columns_task(self.task, options)
-        except FieldError:
-            copied = [name for name, option in options.items() if option.copied or option.hot_rows]
-            size = copies_memory(self.task, options).total
-            free = self.task.usable_bytes
-            raise PlanError(
-                f"copies of {len(copied)} tables, or of their hot rows, take {format_bytes(size)} "
-                f"on each device, and device {free.argmin()} has {format_bytes(int(free.min()))}: "
-                "allow copies of fewer"
-            ) from None
+        except FieldError as lack:
+            raise PlanError(f"{lack.problem}: allow copies of fewer") from None
 
     @cached_property
     def cached(self) -> Sequence[Options]:

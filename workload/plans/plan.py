@@ -25,7 +25,7 @@ from autoshard.workload.ways.option import (
     Options,
     ShardingOption,
     columns_task,
-    copies_memory,
+    common_memory,
     option_of,
 )
 
@@ -322,7 +322,7 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        copies = copies_memory(task, self.options)
+        copies = common_memory(task, self.options)
         held = self.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 

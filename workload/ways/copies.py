@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, copies_memory
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Copies(Way):
         """Yields which tables are copied, and who trains them."""
         if not (copied := plan.copied):
             return
-        size = format_bytes(copies_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total)
+        size = format_bytes(common_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total)
         yield (
             f"copied to all devices (data-parallel): {len(copied)} of {len(task.tables)} "
             f"tables, {size} on each, {names_of(copied)}: the optimizer of the dense layers "

@@ -20,6 +20,7 @@ class HostMemory(Way):
     """Weights are in the host's memory, and a cache, or none, is on the device."""
 
     name = "host memory"
+    unmeasured = "shards are measured in device memory alone: price the plan by a data sheet"
 
     def taken_by(self, option: ShardingOption) -> bool:
         """Returns whether the table is in host memory."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks, hot_name
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption, copies_memory
+from autoshard.workload.ways.option import ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class HotRows(Way):
         if not (counts := plan.copied_hot_rows):
             return
         tables, held = {table.name: table for table in task.tables}, plan.held_tables(task)
-        size = format_bytes(copies_memory(task, {n: plan.options[n] for n in counts}).total)
+        size = format_bytes(common_memory(task, {n: plan.options[n] for n in counts}).total)
         lookups = sum(tables[name].pooling_factor for name in counts)
         share = 1 - sum(held[name].pooling_factor for name in counts) / lookups if lookups else 0.0
         profiled = all(tables[name].access is not None for name in counts)

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from autoshard.workload.errors import FieldError
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.tables.table import EmbeddingTable, Piece, hot_name
 from autoshard.workload.tasks.rules import Rule
-from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.tasks.task import Device, ShardingTask
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class ShardingOption:
 
         return hot_and_cold(table, self.hot_rows, batch_size)[:1]
 
-    def copies_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
-        """Returns what copies of a table take on each device, and the numbers of hot rows."""
+    def common_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
+        """Returns what a table takes on each device, beside its parts on single ones: copies, and
+        the numbers of hot rows.
+        """
         copies = self.copies(table, task.batch_size)
         if not copies:
             return MemoryParts()
@@ -113,12 +116,12 @@ def option_of(options: Options, table: str) -> ShardingOption:
     return options.get(table, COLUMN_WISE)
 
 
-def copies_memory(task: ShardingTask, options: Options) -> MemoryParts:
-    """Returns what all copies by these options take on each device."""
+def common_memory(task: ShardingTask, options: Options) -> MemoryParts:
+    """Returns what all tables with these options take on each device, beside their parts."""
     found = MemoryParts()
     for table in task.tables:
         if table.name in options:
-            found = found.plus(options[table.name].copies_memory(table, task))
+            found = found.plus(options[table.name].common_memory(table, task))
     return found
 
 
@@ -163,12 +166,7 @@ def columns_task(
     """
     if not options:
         return task
-    devices, copied_bytes = task.devices, copies_memory(task, options).total if reserve else 0
-    if copied_bytes:
-        devices = tuple(
-            replace(device, reserved_bytes=device.reserved_bytes + copied_bytes)
-            for device in devices
-        )
+    devices = _with_common_memory(task, options) if reserve else task.devices
     tables, of_blocks, elsewhere = list[EmbeddingTable](), list[Rule](), list[str]()
     for table in task.tables:
         option = option_of(options, table.name)
@@ -185,6 +183,23 @@ def columns_task(
     rules = (*(rule for rule in kept if rule is not None), *of_blocks)
     beside = (*task.beside, *elsewhere)
     return replace(task, tables=tuple(tables), devices=devices, rules=rules, beside=beside)
+
+
+def _with_common_memory(task: ShardingTask, options: Options) -> tuple[Device, ...]:
+    """Returns devices on which the memory is reserved that tables take on each of them."""
+    taken, free = common_memory(task, options).total, task.usable_bytes
+    if not taken:
+        return task.devices
+    if taken >= free.min():
+        count = sum(bool(option.copied or option.hot_rows) for option in options.values())
+        raise FieldError(
+            "options",
+            f"copies of {count} tables, or of their hot rows, take {format_bytes(taken)} on each "
+            f"device, and device {free.argmin()} has {format_bytes(int(free.min()))}",
+        )
+    return tuple(
+        replace(device, reserved_bytes=device.reserved_bytes + taken) for device in task.devices
+    )
 
 
 def _rules_of(

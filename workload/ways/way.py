@@ -43,11 +43,13 @@ class Way:
         name: Label in differences of plans, and key in their JSON.
         demanded_by: Kind of rule by which its tables have no other option; None if there is none.
         forbidden_by: Kinds of rules whose tables may not have it.
+        unmeasured: Why shards of such tables cannot be measured; None if they can.
     """
 
     name: str
     demanded_by: Kind | None = None
     forbidden_by: frozenset[Kind] = frozenset()
+    unmeasured: str | None = None
 
     def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:  # noqa: ARG002
         """Returns whether a table with a rule of this kind may not have an option that is sharded
