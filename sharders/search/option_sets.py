@@ -209,7 +209,7 @@ class OptionSets:
         """Returns the options with hot rows of all tables of which they may pay; None if none."""
         hot = dict[str, ShardingOption]()
         for table in self.task.tables:
-            count = self.options.hot_rows.get(table.name, 0)
+            count = self.options.limits.hot_rows.get(table.name, 0)
             option = replace(options.get(table.name, COLUMN_WISE), hot_rows=count)
             if count and option in self.options.of(table):
                 hot[table.name] = option

@@ -46,9 +46,8 @@ class TableOptions:
     """
 
     def __init__(self, limits: OptionLimits, host_bytes: int = 0) -> None:
-        self._limits, self._host_bytes = limits, host_bytes
-        self.task, self.hot_rows = limits.task, limits.hot_rows
-        task = self.task
+        self.limits, self._host_bytes = limits, host_bytes
+        self.task = task = limits.task
         self._kinds = {table.name: set[Kind]() for table in task.tables}  # of rules
         for rule in task.rules:
             for name in rule.tables:
@@ -63,7 +62,7 @@ class TableOptions:
 
     def in_blocks(self, option: ShardingOption, count: int, first: int = 0) -> ShardingOption:
         """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
-        return in_blocks(option, count, first, self._limits.hash_ids)
+        return in_blocks(option, count, first, self.limits.hash_ids)
 
     def of(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
         """Returns the options of a table, columns first; one if rules leave no other."""
@@ -139,7 +138,7 @@ class TableOptions:
         task = self.task
         rows = self.in_blocks(COLUMN_WISE, len(task.devices))
         may_have_rows = Rows()
-        limits = replace(self._limits, rows=True)
+        limits = replace(self.limits, rows=True)
         names = [
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
@@ -183,7 +182,7 @@ class TableOptions:
 
     @cached_property
     def _of_each(self) -> Mapping[str, tuple[ShardingOption, ...]]:
-        limits = replace(self._limits, caches=self._caches)
+        limits = replace(self.limits, caches=self._caches)
         found = dict[str, tuple[ShardingOption, ...]]()
         for table in self.task.tables:
             required = self.required.get(table.name)
@@ -229,7 +228,7 @@ class TableOptions:
                     f"table {name}: drop one"
                 )
         try:
-            return way.demanded(table, self._limits)
+            return way.demanded(table, self.limits)
         except FieldError as why:
             raise PlanError(
                 f"the constraint {rule.name!r} cannot be kept for table {name}: {why.problem}"

@@ -20,6 +20,7 @@ class HostMemory(Way):
     """Weights are in the host's memory, and a cache, or none, is on the device."""
 
     name = "host memory"
+    actions = ("host_memory",)
     unmeasured = "shards are measured in device memory alone: price the plan by a data sheet"
 
     def taken_by(self, option: ShardingOption) -> bool:
@@ -46,6 +47,20 @@ class HostMemory(Way):
         shared = [option for option in known if not option.copied and not option.hot_rows]
         counts = limits.caches.get(table.name, ())
         return [replace(option, cached_rows=count) for option in shared for count in counts]
+
+    def after(
+        self,
+        action: str,  # noqa: ARG002
+        table: EmbeddingTable,  # noqa: ARG002
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,  # noqa: ARG002
+    ) -> ShardingOption | None:
+        """Returns the option with the largest cache that is smaller than the present one."""
+        counts = [other.cached_rows for other in known if other.cached_rows is not None]
+        if option.cached_rows is not None:
+            counts = [count for count in counts if count < option.cached_rows]
+        return replace(option, cached_rows=max(counts)) if counts else None
 
     def fault(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks, hot_name
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption, common_memory
+from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class HotRows(Way):
     """Each device has a copy of the most used rows."""
 
     name = "hot rows"
+    actions = ("hot_rows",)
     forbidden_by = frozenset(("together", "apart", "on", "not_on", "not_copied", "copied"))
 
     def taken_by(self, option: ShardingOption) -> bool:
@@ -58,6 +59,18 @@ class HotRows(Way):
             if option.by_columns
             or (option.row_blocks > 1 and can_be_blocks(table.rows - hot, option.row_blocks))
         ]
+
+    def after(
+        self,
+        action: str,  # noqa: ARG002
+        table: EmbeddingTable,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],  # noqa: ARG002
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the option of a table in columns with hot rows, if any are known."""
+        count = limits.hot_rows.get(table.name, 0)
+        return replace(option, hot_rows=count) if count and option == COLUMN_WISE else None
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask

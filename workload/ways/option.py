@@ -40,6 +40,15 @@ class ShardingOption:
         return not self.copied and self.row_blocks == 1
 
     @property
+    def homes(self) -> range:
+        """Devices of the parts of a table, if the option says them: each has a block of rows."""
+        return range(self.first, self.first + self.row_blocks * (self.row_blocks > 1))
+
+    def at(self, first: int) -> "ShardingOption":
+        """Returns the option with `homes` from that device on; as it is where it has none."""
+        return replace(self, first=first) if self.homes and self.first != first else self
+
+    @property
     def on_many(self) -> bool:
         """Whether several devices have rows of the same columns: copies, or blocks of rows."""
         return self.copied or self.row_blocks > 1 or bool(self.hot_rows)
@@ -125,14 +134,16 @@ def common_memory(task: ShardingTask, options: Options) -> MemoryParts:
     return found
 
 
-def blocks_of(
+def pinned_parts(
     task: ShardingTask, table: EmbeddingTable, option: ShardingOption
 ) -> list[tuple[Piece, int]]:
-    """Returns the blocks of rows of a table as pieces, with their devices; none without blocks."""
-    if option.row_blocks == 1:
+    """Returns the parts of a table that have their devices by its option, and these: blocks of
+    rows.
+    """
+    if not option.homes:
         return []
     blocks = task.row_blocks(option.held(table, task.batch_size), option.row_blocks)
-    return [(block.whole(), option.first + number) for number, block in enumerate(blocks)]
+    return [(block.whole(), home) for block, home in zip(blocks, option.homes, strict=True)]
 
 
 def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
@@ -143,7 +154,7 @@ def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
     for table in task.tables:
         option = option_of(options, table.name)
         held = option.held(table, task.batch_size)
-        parts = (held, *(block.table for block, _ in blocks_of(task, table, option)))
+        parts = (held, *(part.table for part, _ in pinned_parts(task, table, option)))
         found.update(dict.fromkeys((part.access_digest for part in parts), table.access_digest))
     return found
 
@@ -175,7 +186,7 @@ def columns_task(
             elsewhere += [hot_name(table.name)] * bool(option.hot_rows)
             continue
         elsewhere.append(table.name)
-        blocks = blocks_of(task, table, option)
+        blocks = pinned_parts(task, table, option)
         tables += [block.table for block, _ in blocks]
         of_blocks += _rules_of(blocks, table.name, task, table.name in grids)
     gone = {table.name for table in task.tables} - {table.name for table in tables}

@@ -24,6 +24,7 @@ class Rows(Way):
 
     name = "row-wise"
     demanded_by = "row_wise"
+    actions = ("row_wise", "table_row_wise")
     forbidden_by = frozenset(
         ("together", "apart", "on", "not_on", "whole", "max_slices", "copied", "not_row_wise")
     )
@@ -69,6 +70,20 @@ class Rows(Way):
             firsts = range(0, ranks, of_node)
             found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
         return found
+
+    def after(
+        self,
+        action: str,
+        table: EmbeddingTable,  # noqa: ARG002
+        option: ShardingOption,
+        known: Sequence[ShardingOption],  # noqa: ARG002
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns blocks on all devices, or on those of one node, if there are several."""
+        ranks, nodes = len(limits.task.devices), limits.task.nodes
+        if action == "row_wise":
+            return in_blocks(option, ranks, 0, limits.hash_ids)
+        return in_blocks(option, ranks // nodes, 0, limits.hash_ids) if nodes > 1 else None
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns blocks on all devices; FieldError if there are too few rows, or devices."""

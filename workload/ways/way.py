@@ -43,12 +43,14 @@ class Way:
         name: Label in differences of plans, and key in their JSON.
         demanded_by: Kind of rule by which its tables have no other option; None if there is none.
         forbidden_by: Kinds of rules whose tables may not have it.
+        actions: Kinds of actions of the environment that give a table such an option.
         unmeasured: Why shards of such tables cannot be measured; None if they can.
     """
 
     name: str
     demanded_by: Kind | None = None
     forbidden_by: frozenset[Kind] = frozenset()
+    actions: tuple[str, ...] = ()
     unmeasured: str | None = None
 
     def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:  # noqa: ARG002
@@ -88,6 +90,25 @@ class Way:
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns options that a table may have beside those of ways before this one."""
+        raise NotImplementedError
+
+    def after(
+        self,
+        action: str,
+        table: EmbeddingTable,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the option of a table after one of `actions`; None if that changes nothing.
+
+        Args:
+            action: Kind of action.
+            table: The table.
+            option: Its option before.
+            known: Options that it may take.
+            limits: Limits of options.
+        """
         raise NotImplementedError
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
