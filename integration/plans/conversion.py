@@ -282,13 +282,11 @@ def parts_of(
     """Returns the parts of a table as TorchRec's shards: first row and column, numbers of rows and
     columns, and rank.
     """
-    found = []
-    for piece in pieces:
-        size = rows_of_block(rows, piece.row_blocks)
-        for number, rank in enumerate(piece.devices):
-            first = number * size
-            found.append(((first, piece.start), (min(size, rows - first), piece.width), rank))
-    return found
+    return [
+        ((first, piece.start), (end - first, piece.width), rank)
+        for piece in pieces
+        for first, end, rank in piece.row_ranges(rows)
+    ]
 
 
 def with_even_columns(plan: ShardingPlan) -> ShardingPlan:

@@ -82,7 +82,7 @@ def _with_blocks(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
     tables = plan.held_tables(task)
     found = list[Placement]()
     for name, pieces in plan.by_table().items():
-        by_rows = pieces[0].row_blocks > 1
+        by_rows = len(pieces[0].devices) > 1
         found += _blocks(tables[name], pieces, plan, task) if by_rows else pieces
     return replace(plan, placements=tuple(found), num_devices=len(task.devices))
 
@@ -93,7 +93,7 @@ def _blocks(
     """Returns the blocks of rows of a table: on all devices if they were, or if there are not as
     many nodes as before; in one piece, which is nowhere, if that is not possible.
     """
-    ranks, of_node = len(task.devices), pieces[0].row_blocks
+    ranks, of_node = len(task.devices), len(pieces[0].devices)
     if of_node < min(ranks, plan.num_devices) and ranks % of_node == 0:
         stay = [piece for piece in pieces if piece.device < ranks]
         go = [piece for piece in pieces if piece.device >= ranks]

@@ -9,12 +9,7 @@ from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.plans.faults import (
-    fault_of_blocks,
-    fault_of_memory,
-    fault_of_options,
-    fault_of_rule,
-)
+from autoshard.workload.plans.faults import fault_of_memory, fault_of_options, fault_of_rule
 from autoshard.workload.plans.placements import Placement, merged_by_device
 from autoshard.workload.plans.replicas import ReplicaGroups
 from autoshard.workload.tables.operators import MemoryParts
@@ -28,6 +23,7 @@ from autoshard.workload.ways.option import (
     common_memory,
     option_of,
 )
+from autoshard.workload.ways.rows import fault_of_blocks
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 4)
 _FIELDS = {"schema", "version", "num_devices", "placements", "options", "replicas"}
@@ -142,7 +138,7 @@ class ShardingPlan:
     @property
     def has_copies(self) -> bool:
         """Returns whether devices have copies of tables, or of hot rows."""
-        return any(option.copied or option.hot_rows for option in self.options.values())
+        return any(option.has_copies for option in self.options.values())
 
     @cached_property
     def copied_hot_rows(self) -> dict[str, int]:
@@ -286,7 +282,8 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
-            _refuse(fault_of_blocks(table, pieces[table.name], self.num_devices))
+            homes = [placement.devices for placement in pieces[table.name]]
+            _refuse(fault_of_blocks(table, homes, self.num_devices))
 
     def _widths(self, task: ShardingTask) -> dict[str, dict[int, int]]:
         """Returns the number of columns of each table, by device."""

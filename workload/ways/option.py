@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from enum import IntEnum
 from typing import Any
 
 from autoshard.workload.errors import FieldError
@@ -10,6 +11,23 @@ from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.tables.table import EmbeddingTable, Piece, hot_name
 from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.tasks.task import Device, ShardingTask
+
+
+class Exchange(IntEnum):
+    """How outputs of tables get to the devices of their samples. Those of a kind go together."""
+
+    OUTPUTS = 0  # all-to-all of outputs
+    SUMS = 1  # partial sums, reduced and scattered by all devices
+    NODE_SUMS = 2  # partial sums, reduced within a node, and then sent to others
+
+    @staticmethod
+    def of(table: EmbeddingTable, spread: int, ranks: int) -> "Exchange":
+        """Returns the exchange of a table each row of which is on one of `spread` devices."""
+        if spread == 1:
+            return Exchange.OUTPUTS
+        if spread < ranks:
+            return Exchange.NODE_SUMS
+        return Exchange.SUMS if table.pooled else Exchange.OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -48,10 +66,29 @@ class ShardingOption:
         """Returns the option with `homes` from that device on; as it is where it has none."""
         return replace(self, first=first) if self.homes and self.first != first else self
 
+    def exchange(self, table: EmbeddingTable, ranks: int) -> Exchange | None:
+        """Returns how a table's outputs are exchanged among `ranks` devices; None if they are not,
+        as each device has a copy.
+        """
+        return None if self.copied else Exchange.of(table, max(1, len(self.homes)), ranks)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether each device has a copy of the table, or of some rows."""
+        return self.copied or bool(self.hot_rows)
+
+    def copied_part(self, table: str) -> str:
+        """Returns what each device has a copy of, for messages."""
+        return f"hot rows of {table} are" if self.hot_rows else f"table {table} is"
+
+    def same_row_numbers(self, other: "ShardingOption") -> bool:
+        """Returns whether rows are numbered alike by both options."""
+        return self.hot_rows == other.hot_rows
+
     @property
     def on_many(self) -> bool:
         """Whether several devices have rows of the same columns: copies, or blocks of rows."""
-        return self.copied or self.row_blocks > 1 or bool(self.hot_rows)
+        return self.has_copies or len(self.homes) > 0
 
     @property
     def without_blocks(self) -> "ShardingOption":
@@ -134,6 +171,16 @@ def common_memory(task: ShardingTask, options: Options) -> MemoryParts:
     return found
 
 
+def all_copies(task: ShardingTask, options: Options) -> list[EmbeddingTable]:
+    """Returns the tables, and tables of hot rows, of which each device has a copy."""
+    return [
+        copy
+        for table in task.tables
+        if table.name in options
+        for copy in options[table.name].copies(table, task.batch_size)
+    ]
+
+
 def pinned_parts(
     task: ShardingTask, table: EmbeddingTable, option: ShardingOption
 ) -> list[tuple[Piece, int]]:
@@ -202,7 +249,7 @@ def _with_common_memory(task: ShardingTask, options: Options) -> tuple[Device, .
     if not taken:
         return task.devices
     if taken >= free.min():
-        count = sum(bool(option.copied or option.hot_rows) for option in options.values())
+        count = sum(option.has_copies for option in options.values())
         raise FieldError(
             "options",
             f"copies of {count} tables, or of their hot rows, take {format_bytes(taken)} on each "

@@ -102,12 +102,7 @@ class Rows(Way):
         if option.row_blocks == 1:
             return None
         rows = option.held(table, task.batch_size).rows
-        if can_be_blocks(rows, option.row_blocks):
-            return None
-        return (
-            f"table {table.name}: {rows} rows in {option.row_blocks} even blocks leave a device "
-            "without rows: shard it otherwise"
-        )
+        return _fault_of_even_blocks(table.name, rows, option.row_blocks)
 
     def notes(self, plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
         """Yields which tables are in blocks of rows, and how evenly blocks are used."""
@@ -125,6 +120,42 @@ def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) ->
     """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
     hot_rows = 0 if option.hot_rows is None and hash_ids else option.hot_rows
     return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
+
+
+def fault_of_blocks(table: EmbeddingTable, homes: Sequence[range], num_devices: int) -> str | None:
+    """Returns why a table's blocks of rows are not even, over all devices or those of a node.
+
+    Args:
+        table: The table.
+        homes: Devices of each slice of columns, at least one; one device has all rows of a slice.
+        num_devices: Number of devices of the plan.
+    """
+    count = len(homes[0])
+    if any(len(devices) != count for devices in homes):
+        return f"table {table.name} has pieces of different row_blocks: all need the same number"
+    if count == 1:
+        return None
+    if count < 1 or num_devices % count or any(devices.start % count for devices in homes):
+        return (
+            f"table {table.name} is in {count} blocks of rows from device {homes[0].start} "
+            f"on: take all {num_devices} devices, or those of a node (row_blocks divides "
+            "the number of devices, and the first device is a multiple of it)"
+        )
+    if count == num_devices and len(homes) > 1:
+        return (
+            f"table {table.name} is in blocks of rows on all devices and in slices of "
+            "columns: take either"
+        )
+    return _fault_of_even_blocks(table.name, table.rows, count)
+
+
+def _fault_of_even_blocks(table: str, rows: int, count: int) -> str | None:
+    if can_be_blocks(rows, count):
+        return None
+    return (
+        f"table {table}: {rows} rows in {count} even blocks leave a device without rows: shard it "
+        "otherwise"
+    )
 
 
 def _use_of_blocks(plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
