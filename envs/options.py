@@ -16,11 +16,11 @@ from torch import Tensor
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.cost_model.step.common_price import NODES, CommonPrice
-from autoshard.workload import EmbeddingTable, ShardingTask
+from autoshard.workload import EmbeddingTable
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
 from autoshard.workload.tables.table import Piece
-from autoshard.workload.ways import WAYS, OptionLimits
+from autoshard.workload.ways import WAYS
 from autoshard.workload.ways.option import COLUMN_WISE, Options, ShardingOption, pinned_parts
 
 SPLIT = "split"  # in halves by columns, which is no option of its own
@@ -240,9 +240,3 @@ class OptionCatalog:
         self.columns = torch.cat([self.columns, columns])
         self.sizes = torch.cat([self.sizes, torch.from_numpy(sizes)])
         return self._first[tasks, units, kinds]
-
-
-def options_without_rules(task: ShardingTask, oracle: EstimatedCosts) -> TableOptions:
-    """Returns the options of tables that a cost model prices."""
-    copies, rows = oracle.copies is not None, task.objective.prices_rows
-    return TableOptions(OptionLimits(task, copies, rows))

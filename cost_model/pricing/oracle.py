@@ -43,6 +43,7 @@ from autoshard.workload.data_sheets import data_sheet_of
 from autoshard.workload.packing.units import Placeable
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tasks.links import AnyLink
+from autoshard.workload.ways import OptionLimits
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
 
@@ -158,6 +159,11 @@ class EstimatedCosts:
         """What copies of tables take; None if it is unknown, or operators alone count."""
         overhead = self.model.counted_overhead
         return None if overhead is None else overhead.copies
+
+    def priced_options(self, task: ShardingTask) -> OptionLimits:
+        """Returns which options of a task's tables have a price."""
+        copies, rows = self.copies is not None, task.objective.prices_rows
+        return OptionLimits(task, copies=copies, rows=rows)
 
     def split_cost(self, columns: float, ranks: int) -> SplitCost:
         """Returns what splits add to `common_ms`, of tables with so many columns together."""

@@ -29,7 +29,6 @@ from autoshard.workload.packing.units import Placeable, PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
-from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, Options, ShardingOption
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
@@ -121,10 +120,8 @@ class OptionSets:
         self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
-        limits = OptionLimits(
-            task,
-            copies=oracle.copies is not None,
-            rows=task.objective.prices_rows,
+        limits = replace(
+            oracle.priced_options(task),
             hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
             hash_ids=resources.hash_ids,
         )

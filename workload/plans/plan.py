@@ -170,6 +170,16 @@ class ShardingPlan:
             found[each.table] = replace(option, row_blocks=each.row_blocks, first=each.device)
         return found
 
+    def with_options(self, task: ShardingTask, options: Options) -> "ShardingPlan":
+        """Returns this plan with tables that take these options: columns are where they were."""
+        columns = (each for each in self.placements if option_of(options, each.table).by_columns)
+        pinned = (
+            Placement(table.name, 0, table.dim, homes[0], len(homes))
+            for table in task.tables
+            if (homes := option_of(options, table.name).homes)
+        )
+        return replace(self, placements=(*columns, *pinned), options={**self.options, **options})
+
     def with_columns(self, columns: "ShardingPlan") -> "ShardingPlan":
         """Returns this plan with another plan's columns; blocks of rows and copies stay."""
         blocks = (each for each in self.placements if each.row_blocks > 1)

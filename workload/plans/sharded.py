@@ -1,11 +1,9 @@
 """Plans as searches have them: pieces of tables in columns, and options of the others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tables.table import Piece
 from autoshard.workload.tasks.task import ShardingTask
@@ -22,6 +20,11 @@ class Sharded(NamedTuple):
 
     placed: Sequence[tuple[Piece, int]]
     options: Options = MappingProxyType({})
+
+    @staticmethod
+    def can_be(plan: ShardingPlan) -> bool:
+        """Returns whether searches know such plans: no slices of columns in blocks of rows."""
+        return not plan.has_grids
 
     @staticmethod
     def of(plan: ShardingPlan, task: ShardingTask) -> "Sharded":
@@ -52,13 +55,7 @@ class Sharded(NamedTuple):
 
         Columns are assigned anew, so that a device has one piece of a table.
         """
-        columns = ShardingPlan.of_pieces(task, self.placed)
-        pinned = (
-            Placement(table.name, 0, table.dim, homes[0], len(homes))
-            for table in task.tables
-            if (homes := option_of(self.options, table.name).homes)
-        )
-        return replace(columns, placements=(*columns.placements, *pinned), options=self.options)
+        return ShardingPlan.of_pieces(task, self.placed).with_options(task, self.options)
 
     def columns_placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns what the task of single devices places (`columns_task`): blocks of rows, too."""

@@ -35,6 +35,11 @@ class OptionLimits:
     hash_ids: bool = False
     caches: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    @staticmethod
+    def required(task: ShardingTask) -> "OptionLimits":
+        """Returns the limits by which tables take what rules demand alone."""
+        return OptionLimits(task, copies=False, rows=False)
+
 
 class Way:
     """A way of sharding a table beside whole tables and slices of columns.
