@@ -297,7 +297,7 @@ class EstimatedCosts:
             uncertainty = self.model.compute.shape.uncertainty
             amounts[..., uncertainty] *= torch.from_numpy(shares).float()[:, None]
         self._warn_of_new(pieces, inputs, amounts)
-        if any(piece.table.cached_rows is not None for piece in pieces):
+        if any(piece.table.in_host_memory for piece in pieces):
             amounts[..., :DIRECTIONS] += self._host_link_ms(pieces)[:, None]
         self._amounts = torch.cat([self._amounts, amounts])
 
@@ -308,7 +308,7 @@ class EstimatedCosts:
         hardware = self.model.provenance.hardware
         sheet = self.model.data_sheet or data_sheet_of(hardware)
         if sheet is None:
-            name = next(p.table.name for p in pieces if p.table.cached_rows is not None)
+            name = next(p.table.name for p in pieces if p.table.in_host_memory)
             raise UserError(
                 f"table {name} is in host memory, and no bandwidth from {hardware} to the host's "
                 "is known: plan for a GPU with --hardware"

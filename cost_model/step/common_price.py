@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.cost_model.step.option_overheads import row_loads
 from autoshard.cost_model.step.overhead import StepOverhead, splits_of
 from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats, Ints
@@ -22,7 +21,7 @@ from autoshard.workload.plans.step_price import (
     further_ways_ms,
     node_columns,
 )
-from autoshard.workload.ways.option import Exchange, Options, ShardingOption
+from autoshard.workload.ways.option import Exchange, Options, ShardingOption, all_copies
 
 # Loads of an option: its exchange, copies, its own milliseconds, and its columns on each node.
 _COPIES, OWN_MS = len(Exchange), len(Exchange) + 1
@@ -156,8 +155,7 @@ class CommonPrice:
         if exchange is Exchange.NODE_SUMS:
             found[NODES + option.homes[0] // self._per_node] = whole.whole().output_width
         if self._overhead is not None:
-            loads = row_loads(self.task, {table: len(option.homes)}, ())
-            found[OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
+            found[OWN_MS] += self._overhead.of_rows.ms(self.task, {table: len(option.homes)})
         return found
 
     def loads_of(self, options: Options) -> Floats:
@@ -185,6 +183,17 @@ class CommonPrice:
         loads = self.loads_of(plan.all_options())
         loads[NODES:] = node_columns(plan, self.task)  # of a grid, those of all its slices
         return float(self.ms(loads, splits))
+
+    def error_ms(self, plan: ShardingPlan, normal: Floats) -> Floats:
+        """Returns what all devices bear more than by `plan_ms` if its relative error is so many
+        standard deviations: that of copies, which is the same for all plans.
+        """
+        if self._overhead is None or self._overhead.copies is None or not plan.has_copies:
+            return np.zeros(len(normal))
+        overhead = self._overhead.copies
+        relative = np.exp(overhead.deviation * normal - overhead.deviation**2 / 2) - 1
+        copies = all_copies(self.task, plan.options)
+        return np.asarray(overhead.ms(self.task, copies) * relative)
 
     def exchanges_ms(self, plan: ShardingPlan) -> float:
         """Returns the part of `plan_ms` that links take."""

@@ -52,10 +52,10 @@ def torchrec_options(
     types = sharding_types(pieces, tables, ranks, known.types)
     cached, made = cached_rows_on(topology.compute_device, plan), list[ShardingOption]()
     for name, option in known.options.items():
-        if name in plan.copied:
-            made.append(_copied(option, ranks))
-        else:
+        if name in pieces:
             made.append(_placed(option, types[name], FUSED, pieces[name]))
+        else:
+            made.append(_copied(option, ranks))
         if name in cached:
             put_in_host_memory(made[-1], tables[name].described(), cached[name])
     return made

@@ -88,9 +88,9 @@ def plan_of_tables(
     for name, table in tables.items():
         module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
         module[table.config.name] = (
-            torchrec.ParameterSharding(COPIED, DENSE, list(range(ranks)))
-            if name in plan.copied
-            else _sharding(table, types[name], pieces[name], device, ranks)
+            _sharding(table, types[name], pieces[name], device, ranks)
+            if name in pieces
+            else torchrec.ParameterSharding(COPIED, DENSE, list(range(ranks)))
         )
         if name in cached:
             put_in_host_memory(module[table.config.name], table.described(), cached[name])
@@ -339,22 +339,12 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
         PlanError: A table is neither sharded by columns or even blocks of rows in a fused kernel,
             in device or host memory, nor copied to all ranks, or it is not in the task.
     """
-    placements, options = list[Placement](), dict[str, ShardingOption]()
-    rows = {table.name: table.rows for table in task.tables}
-    ranks = len(task.devices)
+    shardings, ranks = dict[str, torchrec.ParameterSharding](), len(task.devices)
     for path, module in plan.plan.items():
         if not isinstance(module, torchrec.EmbeddingModuleShardingPlan):
             raise PlanError(f"module {path} has no tables: leave it out of the plan")
-        for parameter, sharding in module.items():
-            name = name_of(path, parameter)
-            if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
-                options[name] = DATA_PARALLEL
-            else:
-                placements.extend(placements_of(name, sharding))
-                if sharding.compute_kernel != FUSED:
-                    cached = _cached_rows(sharding, rows.get(name, 0))
-                    options[name] = ShardingOption(cached_rows=cached)
-    ours = ShardingPlan(tuple(sorted(placements)), ranks, options)
+        shardings |= {name_of(path, parameter): each for parameter, each in module.items()}
+    ours = plan_of_shardings(shardings, task)
     for piece in ours.placements:
         if piece.device >= ranks:
             raise PlanError(
@@ -362,6 +352,22 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
             )
     ours.check_columns(task.tables)
     return ours
+
+
+def plan_of_shardings(
+    shardings: Mapping[str, torchrec.ParameterSharding], task: ShardingTask
+) -> ShardingPlan:
+    """Returns the plan for a task whose tables TorchRec shards so; PlanError as `from_torchrec`."""
+    placements, options = list[Placement](), dict[str, ShardingOption]()
+    rows = {table.name: table.rows for table in task.tables}
+    for name, sharding in shardings.items():
+        if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
+            options[name] = DATA_PARALLEL
+            continue
+        placements += placements_of(name, sharding)
+        if sharding.compute_kernel != FUSED:
+            options[name] = ShardingOption(cached_rows=_cached_rows(sharding, rows.get(name, 0)))
+    return ShardingPlan(tuple(sorted(placements)), len(task.devices), options)
 
 
 def _cached_rows(sharding: torchrec.ParameterSharding, rows: int) -> int:
