@@ -303,7 +303,7 @@ class EstimatedCosts:
 
     def _host_link_ms(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns what rows in host memory add to forward and backward ms, [pieces, 2]."""
-        from autoshard.workload.packing.cache_sizes import link_bytes  # other plans do without
+        from autoshard.workload.ways.cache_sizes import link_bytes  # other plans do without
 
         hardware = self.model.provenance.hardware
         sheet = self.model.data_sheet or data_sheet_of(hardware)

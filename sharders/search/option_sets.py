@@ -178,7 +178,7 @@ class OptionSets:
         """Whether there is a plan by any of these sets, greedy or not."""
         if not any(start.greedy for start in found):
             try:
-                self.options.any_plan(caches=False)
+                self.options.any_plan(in_host=False)
             except PlanError:
                 return False
         return True

@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption
+from autoshard.workload.ways.option import ShardingOption, option_of
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ class HostMemory(Way):
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns known options without copies, but for caches."""
-        shared = [option for option in known if not option.copied and not option.hot_rows]
-        counts = limits.caches.get(table.name, ())
+        shared = [option for option in known if not option.has_copies]
+        cached = (option_of(some, table.name).cached_rows for some in limits.in_host_memory)
+        counts = dict.fromkeys(count for count in cached if count is not None)
         return [replace(option, cached_rows=count) for option in shared for count in counts]
 
     def after(

@@ -65,10 +65,10 @@ class Rows(Way):
         ranks, nodes = len(limits.task.devices), limits.task.nodes
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
-            found.append(in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids))
+            found.append(in_blocks(COLUMN_WISE, ranks, 0, limits))
         if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
             firsts = range(0, ranks, of_node)
-            found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
+            found += [in_blocks(COLUMN_WISE, of_node, n, limits) for n in firsts]
         return found
 
     def after(
@@ -82,8 +82,8 @@ class Rows(Way):
         """Returns blocks on all devices, or on those of one node, if there are several."""
         ranks, nodes = len(limits.task.devices), limits.task.nodes
         if action == "row_wise":
-            return in_blocks(option, ranks, 0, limits.hash_ids)
-        return in_blocks(option, ranks // nodes, 0, limits.hash_ids) if nodes > 1 else None
+            return in_blocks(option, ranks, 0, limits)
+        return in_blocks(option, ranks // nodes, 0, limits) if nodes > 1 else None
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns blocks on all devices; FieldError if there are too few rows, or devices."""
@@ -93,7 +93,7 @@ class Rows(Way):
         if not can_be_blocks(table.rows, ranks):
             problem = f"{table.rows} rows in {ranks} even blocks leave a device empty"
             raise FieldError("row_wise", problem)
-        return in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids)
+        return in_blocks(COLUMN_WISE, ranks, 0, limits)
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
@@ -116,9 +116,11 @@ class Rows(Way):
         yield from _use_of_blocks(plan, task)
 
 
-def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) -> ShardingOption:
+def in_blocks(
+    option: ShardingOption, count: int, first: int, limits: OptionLimits
+) -> ShardingOption:
     """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
-    hot_rows = 0 if option.hot_rows is None and hash_ids else option.hot_rows
+    hot_rows = 0 if option.hot_rows is None and limits.hash_ids else option.hot_rows
     return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.rules import Kind
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption
+from autoshard.workload.ways.option import Options, ShardingOption
 
 if TYPE_CHECKING:
     from autoshard.workload.plans.plan import ShardingPlan
@@ -25,7 +25,7 @@ class OptionLimits:
         rows: Whether tables may be in blocks of rows that need not be.
         hot_rows: Tables whose hot rows may be copied, and how many rows that are.
         hash_ids: Whether rows in blocks are numbered by a hash of their ids.
-        caches: Tables that may be in host memory, and the rows of caches that are tried.
+        in_host_memory: Sets of options in which tables are in host memory, with caches.
     """
 
     task: ShardingTask
@@ -33,7 +33,7 @@ class OptionLimits:
     rows: bool = True
     hot_rows: Mapping[str, int] = field(default_factory=dict)
     hash_ids: bool = False
-    caches: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    in_host_memory: Sequence[Options] = ()
 
     @staticmethod
     def required(task: ShardingTask) -> "OptionLimits":
