@@ -1,7 +1,8 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +25,12 @@ from autoshard.cost_model.step.overhead import (
     shared_loads_of,
     splits_of,
 )
-from autoshard.workload import UserError
+from autoshard.workload import ShardingPlan, UserError
 from autoshard.workload.arrays import Floats
+from autoshard.workload.ways import Way
+from autoshard.workload.ways.copies import Copies
 from autoshard.workload.ways.option import all_copies
+from autoshard.workload.ways.rows import Rows
 
 MIN_REHEARSALS = 8
 TERMS = ("operators", "lookups", "outputs", "bags", "start")
@@ -127,6 +131,63 @@ def fit_rows(
         usual = [overhead.rows.start_ms, *overhead.rows.rates[:_FITTED_OF_ROWS]]
     (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
     return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
+
+
+class WayFit(NamedTuple):
+    """A way whose overhead is fitted to plans of its own.
+
+    Args:
+        way: The way.
+        plans: What plans have, for messages.
+        fit: Returns an overhead with what the way takes.
+    """
+
+    way: Way
+    plans: str
+    fit: Callable[[StepOverhead, Sequence[RehearsedPlan], Sequence[Floats]], StepOverhead]
+
+
+WAY_FITS = (
+    WayFit(Copies(), " with copies", fit_copies),
+    WayFit(Rows(), " with blocks of rows", fit_rows),
+)
+
+
+def plans_like(plan: ShardingPlan) -> str | None:
+    """Returns `WayFit.plans` of the only way that a plan has, "" of columns alone; None if it has
+    several.
+    """
+    options = plan.all_options().values()
+    found = [each.plans for each in WAY_FITS if any(map(each.way.taken_by, options))]
+    return None if len(found) > 1 else "".join(found)
+
+
+def coefficient_lines(overhead: StepOverhead) -> Iterator[str]:
+    """Yields what an overhead consists of, in lines of text."""
+    for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
+        yield (
+            f"{name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
+            f"{terms.output_ns:.2f} ns an output, {terms.bag_ns:.1f} ns a bag, "
+            f"{terms.start_ms:.3f} ms"
+        )
+    yield (
+        f"common    {overhead.shared_lookup_ns:.2f} ns a lookup of a rank, "
+        f"{overhead.shared_output_ns:.2f} ns an output, {overhead.shared_feature_ms:.3f} ms a "
+        f"feature, {overhead.shared_ms:.3f} ms; with splits {overhead.regrouped_ns:.2f} ns an "
+        f"output more, {overhead.split_sample_ns:.0f} ns a sample and slice more"
+    )
+    if (copies := overhead.copies) is not None:
+        yield (
+            f"copies    {copies.start_ms:.3f} ms, "
+            f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
+            f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
+        )
+    rows, how = overhead.of_rows, "" if overhead.rows else " (estimated, not measured)"
+    yield (
+        f"rows{how}      {rows.start_ms:.3f} ms to start a second operator beside columns, less "
+        f"{rows.saved_sum_ns:.2f} ns an element of partial sums and {rows.saved_output_ns:.2f} ns "
+        "an output of a rank"
+    )
 
 
 def _fit_rest(
