@@ -41,7 +41,7 @@ def changed(
     if kind == SPLIT:
         return None
     known = options.of(table)
-    found = _WAYS[kind].after(kind, table, option, known, options.limits)
+    found = _WAYS[kind].after(kind, option, known, options.limits)
     return found if found is not None and found != option and found in known else None
 
 

@@ -29,43 +29,36 @@ class Copies(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}copied to all devices"
 
-    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
         """Returns TorchRec's sharding type."""
         return "data-parallel"
 
-    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+    def where(self, option: ShardingOption, homes: str) -> str:
         """Returns that rows are everywhere."""
         return "all devices"
 
     def options(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns the copy, where there are several devices and it has a price."""
         return [DATA_PARALLEL] if limits.copies and len(limits.task.devices) > 1 else []
 
     def after(
         self,
-        action: str,  # noqa: ARG002
-        table: EmbeddingTable,  # noqa: ARG002
+        action: str,
         option: ShardingOption,
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,  # noqa: ARG002
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
     ) -> ShardingOption | None:
         """Returns the copy of a table in columns."""
         return DATA_PARALLEL if option == COLUMN_WISE else None
 
-    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:  # noqa: ARG002
+    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns the copy."""
         return DATA_PARALLEL
 
     def fault(
-        self,
-        table: EmbeddingTable,
-        option: ShardingOption,
-        task: ShardingTask,  # noqa: ARG002
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns that rows of a copied table are numbered, too."""
         if not option.copied or option.hot_rows is None:

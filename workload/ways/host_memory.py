@@ -35,7 +35,7 @@ class HostMemory(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in host memory"
 
-    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
         """Returns the rows of the cache."""
         rows = option.cached_rows
         return "in host memory (UVM), " + (f"cache of {rows:,} rows" if rows else "no cache")
@@ -51,11 +51,10 @@ class HostMemory(Way):
 
     def after(
         self,
-        action: str,  # noqa: ARG002
-        table: EmbeddingTable,  # noqa: ARG002
+        action: str,
         option: ShardingOption,
         known: Sequence[ShardingOption],
-        limits: OptionLimits,  # noqa: ARG002
+        limits: OptionLimits,
     ) -> ShardingOption | None:
         """Returns the option with the largest cache that is smaller than the present one."""
         counts = [other.cached_rows for other in known if other.cached_rows is not None]
@@ -64,10 +63,7 @@ class HostMemory(Way):
         return replace(option, cached_rows=max(counts)) if counts else None
 
     def fault(
-        self,
-        table: EmbeddingTable,
-        option: ShardingOption,
-        task: ShardingTask,  # noqa: ARG002
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns that a cache is of more rows than there are, or that there are copies, too."""
         if option.cached_rows is not None and not 0 <= option.cached_rows <= table.rows:

@@ -38,7 +38,7 @@ class HotRows(Way):
         """Returns the clause for messages."""
         return f"hot rows of {table} are {'' if yes else 'not '}copied to all devices"
 
-    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
         """Returns the number of hot rows."""
         return f"{option.hot_rows:,} hot rows data-parallel"
 
@@ -62,15 +62,14 @@ class HotRows(Way):
 
     def after(
         self,
-        action: str,  # noqa: ARG002
-        table: EmbeddingTable,
+        action: str,
         option: ShardingOption,
-        known: Sequence[ShardingOption],  # noqa: ARG002
+        known: Sequence[ShardingOption],
         limits: OptionLimits,
     ) -> ShardingOption | None:
-        """Returns the option of a table in columns with hot rows, if any are known."""
-        count = limits.hot_rows.get(table.name, 0)
-        return replace(option, hot_rows=count) if count and option == COLUMN_WISE else None
+        """Returns the option of a table in columns with hot rows, if it may have any."""
+        found = (each for each in known if each.hot_rows and replace(each, hot_rows=None) == option)
+        return next(found, None) if option == COLUMN_WISE else None
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
@@ -118,19 +117,16 @@ class HashedIds(Way):
         """Returns the clause for messages."""
         return f"rows of {table} are {'' if yes else 'not '}numbered by a hash of their ids"
 
-    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:  # noqa: ARG002
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
         """Returns how rows are numbered."""
         return "hashed ids"
 
-    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+    def where(self, option: ShardingOption, homes: str) -> str:
         """Returns where rows are, and how they are numbered."""
         return f"hashed ids: {homes}"
 
     def options(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,  # noqa: ARG002
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns none beside those of blocks of rows."""
         return []

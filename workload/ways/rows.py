@@ -49,15 +49,12 @@ class Rows(Way):
             return f"grid, {slices} slices x {blocks} blocks"
         return f"{'row-wise' if blocks == ranks else 'table-row-wise'}, {blocks} blocks"
 
-    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+    def where(self, option: ShardingOption, homes: str) -> str:
         """Returns the devices, each of which has a block."""
         return f"by rows: {homes}"
 
     def options(
-        self,
-        table: EmbeddingTable,
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns blocks of rows on all devices, and on those of each node."""
         if not limits.rows:
@@ -74,9 +71,8 @@ class Rows(Way):
     def after(
         self,
         action: str,
-        table: EmbeddingTable,  # noqa: ARG002
         option: ShardingOption,
-        known: Sequence[ShardingOption],  # noqa: ARG002
+        known: Sequence[ShardingOption],
         limits: OptionLimits,
     ) -> ShardingOption | None:
         """Returns blocks on all devices, or on those of one node, if there are several."""

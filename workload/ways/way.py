@@ -58,7 +58,7 @@ class Way:
     actions: tuple[str, ...] = ()
     unmeasured: str | None = None
 
-    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:  # noqa: ARG002
+    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:
         """Returns whether a table with a rule of this kind may not have an option that is sharded
         so, on so many devices.
         """
@@ -68,7 +68,7 @@ class Way:
         """Returns whether a table with this option is sharded so."""
         raise NotImplementedError
 
-    def rows_of(self, option: ShardingOption) -> int | None:  # noqa: ARG002
+    def rows_of(self, option: ShardingOption) -> int | None:
         """Returns the number of rows that an option names, by which tables differ in a way."""
         return None
 
@@ -87,7 +87,7 @@ class Way:
         """
         raise NotImplementedError
 
-    def where(self, option: ShardingOption, homes: str) -> str:  # noqa: ARG002
+    def where(self, option: ShardingOption, homes: str) -> str:
         """Returns where rows of a table that is sharded so are, with pieces on devices `homes`."""
         return homes
 
@@ -100,7 +100,6 @@ class Way:
     def after(
         self,
         action: str,
-        table: EmbeddingTable,
         option: ShardingOption,
         known: Sequence[ShardingOption],
         limits: OptionLimits,
@@ -109,8 +108,7 @@ class Way:
 
         Args:
             action: Kind of action.
-            table: The table.
-            option: Its option before.
+            option: Option of the table before.
             known: Options that it may take.
             limits: Limits of options.
         """
@@ -121,10 +119,7 @@ class Way:
         raise NotImplementedError
 
     def fault(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        option: ShardingOption,  # noqa: ARG002
-        task: ShardingTask,  # noqa: ARG002
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns why a table with an option cannot be sharded so; None if it can, or is not."""
         return None
