@@ -21,7 +21,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.integration.models.names import DATA_TYPES, device_type_here, lookups_of, topology_of
-from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED, plan_of_shardings
+from autoshard.integration.plans.conversion import plan_of_shardings
+from autoshard.integration.plans.table_shardings import COPIED, DENSE, FUSED
 from autoshard.sharders.context import SharderContext
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
