@@ -144,7 +144,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     level = _level_of_model(model, hardware) or measured_at
     factor = level.both_ms / measured_at.both_ms if level and measured_at else 1.0
     known: dict[str, tuple[list[RehearsedPlan], list[Floats]]] = {
-        like: ([], []) for like in ("", *(each.plans for each in WAY_FITS))
+        like: ([], []) for like in ("", *WAY_FITS)
     }
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
@@ -183,7 +183,7 @@ def _fitted(
     known_here = model.overheads_at(hardware, level).get(hardware)
     if known_here is not None:
         overhead = overhead.with_ways_of(known_here)
-    for _, like, fit in WAY_FITS:
+    for like, (_, fit) in WAY_FITS.items():
         if len(known[like][0]) >= MIN_REHEARSALS:
             overhead = fit(overhead, *known[like])
         elif known_here is not None:

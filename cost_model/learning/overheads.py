@@ -1,8 +1,7 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from autoshard.cost_model.step.overhead import (
 )
 from autoshard.workload import ShardingPlan, UserError
 from autoshard.workload.arrays import Floats
-from autoshard.workload.ways import Way
 from autoshard.workload.ways.copies import Copies
 from autoshard.workload.ways.option import all_copies
 from autoshard.workload.ways.rows import Rows
@@ -133,32 +131,14 @@ def fit_rows(
     return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
 
 
-class WayFit(NamedTuple):
-    """A way whose overhead is fitted to plans of its own.
-
-    Args:
-        way: The way.
-        plans: What plans have, for messages.
-        fit: Returns an overhead with what the way takes.
-    """
-
-    way: Way
-    plans: str
-    fit: Callable[[StepOverhead, Sequence[RehearsedPlan], Sequence[Floats]], StepOverhead]
-
-
-WAY_FITS = (
-    WayFit(Copies(), " with copies", fit_copies),
-    WayFit(Rows(), " with blocks of rows", fit_rows),
-)
+# Ways whose overhead is fitted to plans of their own, by what messages say that these have.
+WAY_FITS = {" with copies": (Copies(), fit_copies), " with blocks of rows": (Rows(), fit_rows)}
 
 
 def plans_like(plan: ShardingPlan) -> str | None:
-    """Returns `WayFit.plans` of the only way that a plan has, "" of columns alone; None if it has
-    several.
-    """
+    """Returns the key in `WAY_FITS` of a plan with one such way, "" without; None if with more."""
     options = plan.all_options().values()
-    found = [each.plans for each in WAY_FITS if any(map(each.way.taken_by, options))]
+    found = [what for what, (way, _) in WAY_FITS.items() if any(map(way.taken_by, options))]
     return None if len(found) > 1 else "".join(found)
 
 

@@ -177,12 +177,16 @@ class CommonPrice:
         Raises:
             UserError: The plan has copies, and what they take is unknown.
         """
-        if plan.has_copies and not self.knows_copies:
-            raise self._copies_unknown(plan)
+        self.check(plan)
         splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
         loads = self.loads_of(plan.all_options())
         loads[NODES:] = node_columns(plan, self.task)  # of a grid, those of all its slices
         return float(self.ms(loads, splits))
+
+    def check(self, plan: ShardingPlan) -> None:
+        """Raises UserError if the plan has what it is not known what that takes."""
+        if plan.has_copies and not self.knows_copies:
+            raise self._copies_unknown(plan)
 
     def error_ms(self, plan: ShardingPlan, normal: Floats) -> Floats:
         """Returns what all devices bear more than by `plan_ms` if its relative error is so many

@@ -234,8 +234,8 @@ class OptionSets:
         """Returns what devices take on average to exchange outputs of tables by rows."""
         task, columns = self.task, 0.0
         for table in task.tables:
-            count = options.get(table.name, COLUMN_WISE).row_blocks
-            if count > 1:
+            count = len(options.get(table.name, COLUMN_WISE).homes)
+            if count:
                 columns += task.block_share(table, count) * count * table.whole().exchanged_columns
         return columns * self._exchange_ms / len(task.devices)
 
@@ -305,7 +305,7 @@ class OptionSets:
         free = [
             table
             for table in self._in_columns(options)
-            if any(o.row_blocks > 1 for o in self.options.of(table))
+            if any(option.homes for option in self.options.of(table))
         ]
         if not free:
             return
