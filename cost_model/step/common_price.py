@@ -127,6 +127,7 @@ class CommonPrice:
             overhead, task.objective, task.batch_size, self._ranks, task.columns_in_order
         )
         self._overhead = overhead
+        self._known: dict[tuple[str, ShardingOption], Floats] = {}  # searches ask again and again
         names = [table.name for table in task.tables]
         # Of tables as they are, all at once; of what options make of them, when asked for.
         self._sharded_ms = dict(zip(names, self._of_sharded(task.tables).tolist(), strict=True))
@@ -144,6 +145,12 @@ class CommonPrice:
 
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
+        key = table, option
+        if key not in self._known:
+            self._known[key] = self._loads(table, option)
+        return self._known[key]
+
+    def _loads(self, table: str, option: ShardingOption) -> Floats:
         found, whole = np.zeros(NODES + self.task.nodes), self._tables[table]
         exchange = option.exchange(whole, self._ranks)
         found[_COPIES], found[OWN_MS] = float(option.has_copies), self._own_ms(whole, option)
