@@ -1,6 +1,6 @@
 """Ways of sharding a table beside columns, each in a file: which options it gives, which rules
 demand or forbid it, what a plan has to keep to, and what reports say. What it costs is in
-`cost_model.step.common_price`, what it is in TorchRec in `integration.plans.conversion`.
+`cost_model.step.common_price`, what it is in TorchRec in `integration.plans.table_shardings`.
 
 Ways come in the order in which a table's options are put together: hot rows, for example, may be
 those of a table in columns or in blocks of rows. A plan's options are `workload.ways.option`.
