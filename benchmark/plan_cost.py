@@ -26,6 +26,7 @@ from autoshard.workload.plans.step_price import (
     step_ms,
 )
 from autoshard.workload.tasks.objective import PHASES
+from autoshard.workload.ways import WAYS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -223,11 +224,10 @@ def price_plan(
         exchange_ms = linked, linked
     forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]
-    pieces = [() if shard is None else shard.pieces for shard in shards]
     devices = tuple(
         DeviceCost(
             name=task.devices[number].name,
-            tables=len(plan.copied) + len({piece.table.name for piece in held}),
+            tables=tables,
             memory_bytes=memory,
             forward_ms=cost.forward_ms,
             backward_ms=cost.backward_ms,
@@ -235,8 +235,8 @@ def price_plan(
             backward_exchange_ms=backward[number],
             spread=cost.spread,
         )
-        for number, (held, cost, memory) in enumerate(
-            zip(pieces, costs, plan.device_bytes(task), strict=True)
+        for number, (tables, cost, memory) in enumerate(
+            zip(plan.num_tables(), costs, plan.device_bytes(task), strict=True)
         )
     )
     return PlanCost(devices, task.objective, ranks_per_core, common_ms)
@@ -257,11 +257,10 @@ def measure_plan(
     plan.check(task)
     if plan.has_copies:
         raise copies_uncounted(plan, task)
-    if cached := plan.cached_rows:
-        raise MeasurementError(
-            f"table {next(iter(cached))} is in host memory, and shards are measured in device "
-            "memory alone: price the plan by a data sheet"
-        )
+    for way in (way for way in WAYS if way.unmeasured):
+        for table, option in plan.options.items():
+            if way.taken_by(option):
+                raise MeasurementError(f"table {way.says(table)}, and {way.unmeasured}")
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)

@@ -12,7 +12,7 @@ from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.step.overhead import StepOverhead
 from autoshard.cost_model.uncertainty.scenarios import Scenarios
-from autoshard.envs.options import NO_OPTIONS, OptionCatalog, UnitOptions, options_without_rules
+from autoshard.envs.options import NO_OPTIONS, OptionCatalog, UnitOptions
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -248,7 +248,7 @@ class TableCatalog:
             task = ShardingTask(
                 tuple(tables.values()), devices, self.batch_size, self.operator, (), objective
             )
-            options = options_without_rules(task, self.oracle)
+            options = TableOptions(self.oracle.priced_options(task))
             self._without_rules[key] = self.add_options(options, {}, one_task=False)
         return self._without_rules[key]
 

@@ -1,7 +1,6 @@
 """Options that tables of episodes have taken, and what devices hold and bear by them."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -181,7 +180,8 @@ class EpisodeOptions(EpisodeDevices):
         )
         rows = (count > 0).nonzero()[:, 0]
         if len(rows):
-            first = known.first_blocks(*(each[rows] for each in key), catalog.oracle)
+            tasks = self.tasks[env_ids]
+            first = known.first_blocks(tasks[rows], units[rows], kinds[rows], catalog.oracle)
             found[rows] += count[rows] * known.columns[first]  # all blocks have as many
         return found
 
@@ -199,8 +199,8 @@ class EpisodeOptions(EpisodeDevices):
         for env_id, *option in zip(*(n.tolist() for n in (env_ids, units, kinds, first)),
                                    strict=True):  # fmt: skip
             self.taken[env_id].append(Taken(*option))
-        copies = known.copies_bytes[key]
-        self.free_bytes[env_ids] -= copies[:, None] * self.exists[env_ids]
+        common_bytes = known.common_bytes[key]
+        self.free_bytes[env_ids] -= common_bytes[:, None] * self.exists[env_ids]
         rows = (known.blocks[key] > 0).nonzero()[:, 0]
         if len(rows):
             own = env_ids[rows], first[rows], known.blocks[key][rows]
@@ -231,7 +231,7 @@ class EpisodeOptions(EpisodeDevices):
         return [
             block
             for unit, kind, first in self.taken[env_id]
-            for block in known.blocks_of(unit, kind, first)
+            for block in known.pinned_parts(unit, kind, first)
         ]
 
     def tables_of_blocks(self, env_id: int) -> dict[str, str]:
@@ -240,7 +240,7 @@ class EpisodeOptions(EpisodeDevices):
         for unit, kind, _ in self.taken[env_id] if known is not None else ():
             assert known is not None
             table, _ = known.taken[unit, kind]
-            blocks = known.blocks_of(unit, kind)
+            blocks = known.pinned_parts(unit, kind)
             found.update((block.table.access_digest, table.access_digest) for block, _ in blocks)
         return found
 
@@ -252,5 +252,5 @@ class EpisodeOptions(EpisodeDevices):
         found = dict(known.base)
         for unit, kind, first in self.taken[env_id]:
             table, option = known.taken[unit, kind]
-            found[table.name] = replace(option, first=first if option.row_blocks > 1 else 0)
+            found[table.name] = option.at(first)
         return found

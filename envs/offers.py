@@ -182,7 +182,7 @@ class EpisodeOffers(EpisodeOptions):
         own_ms = torch.from_numpy(known.loads[self.tasks.numpy(), units.numpy()][..., OWN_MS])
         costly = rise_ms >= _MIN_ROWS_COST * self.even_split_ms
         cheap = own_ms < (rise_ms / self.num_devices)[:, None]
-        return may & ((costly | lost)[:, None] | (cheap & (known.copies_bytes[key] > 0)))
+        return may & ((costly | lost)[:, None] | (cheap & (known.common_bytes[key] > 0)))
 
     def _landing(self, env_ids: Tensor, units: Tensor, kinds: Tensor, rise_ms: Tensor) -> Landing:
         """Returns what options do to devices, where the step rises least.
@@ -195,7 +195,8 @@ class EpisodeOffers(EpisodeOptions):
         """
         catalog, known = self.catalog, self.catalog.options
         key, scale = (self.tasks[env_ids], units, kinds), self.even_split_ms[env_ids]
-        count, replaced, copies = known.blocks[key], known.replaced[key], known.copies_bytes[key]
+        count, replaced = known.blocks[key], known.replaced[key]
+        common_bytes = known.common_bytes[key]
         again = replaced != NO_UNIT
         devices, exists = self.numbers, self.exists[env_ids]
         # A place is the devices of all blocks, any device for another unit, or all for copies.
@@ -214,7 +215,7 @@ class EpisodeOffers(EpisodeOptions):
             stages = self.stages(own, prices.forward_ms, prices.backward_ms, held)
             joined[rows] = torch.stack(stages, dim=-1)
         now, joined = (each / scale[:, None, None] * exists[..., None] for each in (now, joined))
-        free = self.free_bytes[env_ids] - copies[:, None]
+        free = self.free_bytes[env_ids] - common_bytes[:, None]
         lacks = ((free < sizes) & exists & ~again[:, None]).long()
         lacking = torch.zeros_like(lacks).scatter_add_(1, place, lacks) > 0
         before, after = powers(now), powers(joined)
@@ -231,7 +232,7 @@ class EpisodeOffers(EpisodeOptions):
         held = self.stages_ms[env_ids].sum((1, 2)) / scale
         work = plan.sum((1, 2)) - held - rise_ms / scale
         taken = sizes * inside
-        memory = (taken.amax(1) + copies) / self.capacity_mean[env_ids]
+        memory = (taken.amax(1) + common_bytes) / self.capacity_mean[env_ids]
         effects = [work, plan.sum(2).amax(1), soft_after.clamp_max(_FAR), plan.amax(1).sum(1)]
         free = free - taken * ~again[:, None]
         return Landing(fits, chosen * span, free, torch.stack([*effects, memory], dim=1))

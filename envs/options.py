@@ -6,8 +6,7 @@ such as the cold rows of the table. Whatever all devices bear alike is added to 
 (`cost_model.step.common_price`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,67 +16,16 @@ from torch import Tensor
 from autoshard.cost_model.networks.inputs import unit_amounts
 from autoshard.cost_model.pricing.oracle import EstimatedCosts
 from autoshard.cost_model.step.common_price import NODES, CommonPrice
-from autoshard.workload import EmbeddingTable, ShardingTask
+from autoshard.workload import EmbeddingTable
 from autoshard.workload.packing.table_options import TableOptions
 from autoshard.workload.packing.units import PlacementUnit, bytes_of_units
 from autoshard.workload.tables.table import Piece
-from autoshard.workload.ways import OptionLimits
-from autoshard.workload.ways.option import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    Options,
-    ShardingOption,
-    blocks_of,
-)
-
-Change = Callable[[TableOptions, EmbeddingTable, ShardingOption], ShardingOption | None]
-
-
-def _row_wise(
-    options: TableOptions, _table: EmbeddingTable, option: ShardingOption
-) -> ShardingOption:
-    return options.in_blocks(option, len(options.task.devices))
-
-
-def _table_row_wise(
-    options: TableOptions, _table: EmbeddingTable, option: ShardingOption
-) -> ShardingOption | None:
-    nodes = options.task.nodes
-    return None if nodes == 1 else options.in_blocks(option, len(options.task.devices) // nodes)
-
-
-def _data_parallel(
-    _options: TableOptions, _table: EmbeddingTable, option: ShardingOption
-) -> ShardingOption | None:
-    return DATA_PARALLEL if option == COLUMN_WISE else None
-
-
-def _hot_rows(
-    options: TableOptions, table: EmbeddingTable, option: ShardingOption
-) -> ShardingOption | None:
-    count = options.hot_rows.get(table.name, 0)
-    return replace(option, hot_rows=count) if count and option == COLUMN_WISE else None
-
-
-def _host_memory(
-    options: TableOptions, table: EmbeddingTable, option: ShardingOption
-) -> ShardingOption | None:
-    """Returns the option with the largest cache that is smaller than the present one."""
-    known = {other.cached_rows for other in options.of(table)} - {None}
-    room = option.cached_rows
-    smaller = [count for count in known if count is not None and (room is None or count < room)]
-    return replace(option, cached_rows=max(smaller)) if smaller else None
-
+from autoshard.workload.ways import WAYS
+from autoshard.workload.ways.option import COLUMN_WISE, Options, ShardingOption, pinned_parts
 
 SPLIT = "split"  # in halves by columns, which is no option of its own
-_CHANGES: Mapping[str, Change] = {
-    "row_wise": _row_wise,  # blocks of rows on all devices
-    "table_row_wise": _table_row_wise,  # and on those of one node
-    "data_parallel": _data_parallel,  # a copy on each device
-    "hot_rows": _hot_rows,  # copies of the most used rows
-    "host_memory": _host_memory,  # with a cache in device memory
-}
-OPTION_KINDS = (SPLIT, *_CHANGES)
+_WAYS = {action: way for way in WAYS for action in way.actions}
+OPTION_KINDS = (SPLIT, *_WAYS)
 Array = np.ndarray[Any, Any]
 NOT_YET = -1  # in place of the first block, of blocks that nobody asked for
 NO_UNIT = -1
@@ -90,8 +38,11 @@ def changed(
 
     Blocks of rows on the devices of a node are on those of the first.
     """
-    found = _CHANGES[kind](options, table, option) if kind in _CHANGES else None
-    return found if found is not None and found != option and found in options.of(table) else None
+    if kind == SPLIT:
+        return None
+    known = options.of(table)
+    found = _WAYS[kind].after(kind, option, known, options.limits)
+    return found if found is not None and found != option and found in known else None
 
 
 def changed_units(options: TableOptions, base: Options) -> list[tuple[ShardingOption, Piece]]:
@@ -108,7 +59,7 @@ def changed_units(options: TableOptions, base: Options) -> list[tuple[ShardingOp
         while waiting:
             option = waiting.pop()
             assert option is not None
-            for kind in _CHANGES:
+            for kind in _WAYS:
                 other = changed(kind, options, table, option)
                 if other is not None and other.by_columns:
                     held = other.held(table, options.task.batch_size)
@@ -135,7 +86,7 @@ class UnitOptions:
         may: Whether rules and costs let a unit take an option of each kind.
         loads: What it adds to loads, without columns on nodes: [units, kinds, NODES].
         node_columns: What it adds to the columns of its node.
-        copies_bytes: What it takes on each device.
+        common_bytes: What it takes on each device.
         blocks: Number of blocks of rows; 0 if there are none.
         replaced: Number of the unit that takes the place of this one, or `NO_UNIT`.
     """
@@ -153,7 +104,7 @@ class UnitOptions:
         shape = len(units), len(OPTION_KINDS)
         self.may, self.node_columns = np.zeros(shape, bool), np.zeros(shape)
         self.loads = np.zeros((*shape, NODES))
-        self.copies_bytes, self.blocks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.common_bytes, self.blocks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.replaced = np.full(shape, NO_UNIT)
         self.taken: dict[tuple[int, int], tuple[EmbeddingTable, ShardingOption]] = {}
         price = CommonPrice(oracle.model.counted_overhead, options.task)
@@ -190,15 +141,13 @@ class UnitOptions:
             self.may[where], self.taken[where] = True, (table, option)
             loads = price.loads(table.name, option) - price.loads(table.name, before)
             self.loads[where], self.node_columns[where] = loads[:NODES], loads[NODES:].sum()
-            of_copies = option.copies_memory(table, task).total
-            of_copies -= before.copies_memory(table, task).total
-            self.copies_bytes[where] = of_copies
+            bytes_before = before.common_memory(table, task).total
+            self.common_bytes[where] = option.common_memory(table, task).total - bytes_before
+            self.blocks[where] = len(option.homes)
             if option.by_columns:
                 self.replaced[where] = numbers[table.name, option]
-            elif not option.copied:
-                self.blocks[where] = option.row_blocks
 
-    def blocks_of(self, number: int, column: int, first: int = 0) -> list[tuple[Piece, int]]:
+    def pinned_parts(self, number: int, column: int, first: int = 0) -> list[tuple[Piece, int]]:
         """Returns the blocks of rows of an option as pieces, with their devices.
 
         Args:
@@ -207,7 +156,7 @@ class UnitOptions:
             first: First device.
         """
         table, option = self.taken[number, column]
-        return blocks_of(self.options.task, table, replace(option, first=first))
+        return pinned_parts(self.options.task, table, option.at(first))
 
 
 NO_OPTIONS = 0  # the row of `OptionCatalog` for tasks without options
@@ -220,7 +169,7 @@ class OptionCatalog:
     options.
 
     Attributes:
-        may, loads, node_columns, copies_bytes, blocks, replaced: Those of each `UnitOptions`,
+        may, loads, node_columns, common_bytes, blocks, replaced: Those of each `UnitOptions`,
             [tasks, units, kinds, ...].
         amounts: What each block adds to its device, [blocks, members, amounts].
         columns: Output columns of each block, [blocks].
@@ -234,7 +183,7 @@ class OptionCatalog:
         self.known: list[UnitOptions | None] = [None]
         self.may = torch.zeros(shape, dtype=torch.bool)
         self.loads, self.node_columns = np.zeros((*shape, NODES)), np.zeros(shape)
-        self.copies_bytes, self.blocks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+        self.common_bytes, self.blocks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         self.replaced, self._first = (torch.full(shape, NO_UNIT) for _ in range(2))
         self.amounts = torch.empty(0)
         self.columns, self.sizes = torch.empty(0), torch.empty(0, dtype=torch.int64)
@@ -245,7 +194,7 @@ class OptionCatalog:
         self.known.append(found)
         self.loads = np.concatenate([self.loads, self._padded(found.loads)])
         self.node_columns = np.concatenate([self.node_columns, self._padded(found.node_columns)])
-        for name in ("may", "copies_bytes", "blocks", "replaced"):
+        for name in ("may", "common_bytes", "blocks", "replaced"):
             new = torch.from_numpy(self._padded(getattr(found, name)))
             setattr(self, name, torch.cat([getattr(self, name), new]))
         self._first = torch.cat([self._first, torch.full_like(self._first[:1], NOT_YET)])
@@ -279,7 +228,7 @@ class OptionCatalog:
             options = self.known[task]
             assert options is not None
             self._first[task, unit, kind] = len(self.columns) + len(pieces)
-            pieces += [piece for piece, _ in options.blocks_of(unit, kind)]
+            pieces += [piece for piece, _ in options.pinned_parts(unit, kind)]
             operator, batch_size = options.options.task.operator, options.options.task.batch_size
         amounts = unit_amounts(oracle.amounts, pieces)
         sizes = bytes_of_units(operator, batch_size, [PlacementUnit.of(p) for p in pieces])
@@ -291,9 +240,3 @@ class OptionCatalog:
         self.columns = torch.cat([self.columns, columns])
         self.sizes = torch.cat([self.sizes, torch.from_numpy(sizes)])
         return self._first[tasks, units, kinds]
-
-
-def options_without_rules(task: ShardingTask, oracle: EstimatedCosts) -> TableOptions:
-    """Returns the options of tables that a cost model prices."""
-    copies, rows = oracle.copies is not None, task.objective.prices_rows
-    return TableOptions(OptionLimits(task, copies, rows))

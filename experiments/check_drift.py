@@ -5,7 +5,6 @@ A cost model predicts costs; nothing is measured.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.sharders import DriftReport, open_oracle
 from autoshard.sharders.explaining.summary import new_table
 from autoshard.sharders.replanning.move_advice import best_move, link_of, predicted
-from autoshard.workload import Link, ShardingTask, UserError, documents
+from autoshard.workload import Link, ShardingPlan, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema
 from autoshard.workload.profiling.profiler import Portion
@@ -94,7 +93,7 @@ def main(config: DriftConfig) -> None:
     model = model.for_objective(task.objective, len(task.devices))
     oracle = open_oracle(model, task.batch_size, task.tables, config.store)
     oracle.check(task)
-    window = _counted(config, task, plan.row_wise, plan.copied_hot_rows)
+    window = _counted(config, task, plan)
     known = counted_batches(task.tables, task.batch_size)
     if known is None:
         cli.note(
@@ -120,20 +119,17 @@ def main(config: DriftConfig) -> None:
         cli.say(f"the new plan is in {config.out}")
 
 
-def _counted(
-    config: DriftConfig, task: ShardingTask, by_rows: Mapping[str, int], hot: Mapping[str, int]
-) -> WindowCounts:
+def _counted(config: DriftConfig, task: ShardingTask, plan: ShardingPlan) -> WindowCounts:
     """Returns counts of batches that are spread evenly over the data."""
     hot_ids = {}
-    if hot:
-        from autoshard.workload import load_hot_ids
+    if counts := plan.copied_hot_rows:
+        from autoshard.workload.access.hot_ids import hottest_ids, load_hot_ids
 
         if config.hot_ids is None:
             raise UserError(f"{config.plan} has hot rows: name their ids with --hot-ids")
         known = load_hot_ids(config.hot_ids)
-        if missing := sorted(set(hot) - set(known)):
-            raise UserError(f"{config.hot_ids}: has no ids of table {missing[0]}")
-        hot_ids = {name: known[name][:count] for name, count in hot.items()}
+        with documents.naming(config.hot_ids):
+            hot_ids = hottest_ids(counts, known)
     source, done, window = config.source(task.batch_size), 0, None
     for portion in source.portions(0):
         if window is None:
@@ -141,7 +137,7 @@ def _counted(
                 raise UserError(f"{config.data}: has no table {missing[0]} of {config.task}")
             count = min(config.batches, len(source) // portion.steps)
             _check_count(config, task, count)
-            window = WindowCounts(task.tables, task.batch_size, count, by_rows, hot_ids)
+            window = WindowCounts(task.tables, task.batch_size, count, plan.row_wise, hot_ids)
         if not window.is_full and done * window.batches >= window.counted * len(source):
             read = partial(_first_batch, portion)
             if len(read(task.tables[0].name).lengths) >= task.batch_size:  # the last may be small

@@ -294,12 +294,11 @@ def _task_set(config: CompareConfig, plans: Mapping[str, Path]) -> tuple[TaskSet
             priced = model.for_objective(first.objective, ranks)
             oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
             oracle.check(task_set.first)
+        price = oracle.common(task_set.first)
         for name, found in task_set.plans.items():
-            if oracle.copies is None and any(plan and plan.has_copies for plan in found):
-                raise UserError(
-                    f"{plans[name]}: a plan copies tables to all devices, and what copies take is "
-                    f"not known with objective {task_set.first.objective.name} and this cost model"
-                )
+            with documents.naming(plans[name]):
+                for plan in filter(None, found):
+                    price.check(plan)
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
     sampler = (

@@ -15,10 +15,11 @@ from autoshard.benchmark.rehearsals.kept import RehearsedPlan, rehearsed_plans
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.cost_model.learning.overheads import (
     MIN_REHEARSALS,
-    fit_copies,
+    WAY_FITS,
+    coefficient_lines,
     fit_overhead,
-    fit_rows,
     measured_operators,
+    plans_like,
     report_on,
 )
 from autoshard.cost_model.models.checkpoint import check_free
@@ -36,7 +37,6 @@ from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, lo
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds
 
-_COPIES, _ROWS = " with copies", " with blocks of rows"
 _ANY_BYTES = 2**50  # not checked before training
 
 
@@ -144,50 +144,27 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     level = _level_of_model(model, hardware) or measured_at
     factor = level.both_ms / measured_at.both_ms if level and measured_at else 1.0
     known: dict[str, tuple[list[RehearsedPlan], list[Floats]]] = {
-        way: ([], []) for way in ("", _COPIES, _ROWS)
+        like: ([], []) for like in ("", *WAY_FITS)
     }
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
-        both = bool(plan.plan.row_wise and plan.plan.copied)  # of neither way alone
-        if found is not None and not both:
-            way = _ROWS if plan.plan.row_wise else _COPIES if plan.plan.copied else ""
-            rehearsed, operators = known[way]
+        like = plans_like(plan.plan)
+        if found is not None and like is not None:
+            rehearsed, operators = known[like]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
     overhead = _fitted(known, model, hardware, level)
-    for way, (rehearsed, operators) in known.items():
+    for like, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
             cli.say(
-                f"{len(rehearsed)} plans{way} on {hardware}: step over price {report.ratio:.3f}, "
+                f"{len(rehearsed)} plans{like} on {hardware}: step over price {report.ratio:.3f}, "
                 f"deviation {report.deviation:.1%}"
             )
             shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
             cli.say(f"  shares of a step: {shares}")
-    for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
-        cli.say(
-            f"  {name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
-            f"{terms.output_ns:.2f} ns an output, {terms.bag_ns:.1f} ns a bag, "
-            f"{terms.start_ms:.3f} ms"
-        )
-    cli.say(
-        f"  common    {overhead.shared_lookup_ns:.2f} ns a lookup of a rank, "
-        f"{overhead.shared_output_ns:.2f} ns an output, {overhead.shared_feature_ms:.3f} ms a "
-        f"feature, {overhead.shared_ms:.3f} ms; with splits {overhead.regrouped_ns:.2f} ns an "
-        f"output more, {overhead.split_sample_ns:.0f} ns a sample and slice more"
-    )
-    if (copies := overhead.copies) is not None:
-        cli.say(
-            f"  copies    {copies.start_ms:.3f} ms, "
-            f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
-            f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
-        )
-    rows, how = overhead.of_rows, "" if overhead.rows else " (estimated, not measured)"
-    cli.say(
-        f"  rows{how}      {rows.start_ms:.3f} ms to start a second operator beside columns, less "
-        f"{rows.saved_sum_ns:.2f} ns an element of partial sums and {rows.saved_output_ns:.2f} ns "
-        "an output of a rank"
-    )
+    for line in coefficient_lines(overhead):
+        cli.say(f"  {line}")
     if config.out is not None:
         overheads = {**model.overheads, hardware: overhead}
         learned = replace(model, overhead=model.overhead or overhead, overheads=overheads)
@@ -205,13 +182,13 @@ def _fitted(
     overhead = replace(fit_overhead(*known[""]), reference_level=level)
     known_here = model.overheads_at(hardware, level).get(hardware)
     if known_here is not None:
-        overhead = replace(overhead, copies=known_here.copies, rows=known_here.rows)
-    for way, fit in ((_COPIES, fit_copies), (_ROWS, fit_rows)):
-        if len(known[way][0]) >= MIN_REHEARSALS:
-            overhead = fit(overhead, *known[way])
+        overhead = overhead.with_ways_of(known_here)
+    for like, (_, fit) in WAY_FITS.items():
+        if len(known[like][0]) >= MIN_REHEARSALS:
+            overhead = fit(overhead, *known[like])
         elif known_here is not None:
             cli.note(
-                f"{len(known[way][0])} plans{way} were rehearsed, and at least {MIN_REHEARSALS} "
+                f"{len(known[like][0])} plans{like} were rehearsed, and at least {MIN_REHEARSALS} "
                 "are needed to say what these take: the model's figures are kept, if it has any"
             )
     return overhead

@@ -29,7 +29,7 @@ class RequiredOptions:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if none is found."""
-        options = TableOptions(OptionLimits(task, copies=False, rows=False), self._host_bytes)
+        options = TableOptions(OptionLimits.required(task), self._host_bytes)
         lack: PlanError | None = None
         if not options.cached or options.fit_into_devices:
             try:

@@ -1,6 +1,6 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +24,11 @@ from autoshard.cost_model.step.overhead import (
     shared_loads_of,
     splits_of,
 )
-from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload import ShardingPlan, UserError
 from autoshard.workload.arrays import Floats
+from autoshard.workload.ways.copies import Copies
+from autoshard.workload.ways.option import all_copies
+from autoshard.workload.ways.rows import Rows
 
 MIN_REHEARSALS = 8
 TERMS = ("operators", "lookups", "outputs", "bags", "start")
@@ -34,7 +37,7 @@ _MS = 1e-6  # in a nanosecond
 _CLOSENESS = 2.0
 _NO_COPIES = CopyOverhead(0.0, 0.0, 0.0, 0.0, 0.0)
 _NO_ROWS = RowOverhead(0.0, 0.0)
-_FITTED_OF_ROWS = 3  # lookups by rows grow with their outputs in rehearsals
+_FITTED_OF_ROWS = 2  # lookups by rows grow with their outputs in rehearsals
 
 
 def fit_overhead(
@@ -102,8 +105,8 @@ def fit_copies(
     _check_enough(rehearsed, "plans with copies", "what copies take")
     loads = []
     for each in rehearsed:
-        sums = copy_loads(_copied(each), each.task.batch_size, len(each.task.devices)).sum(0)
-        loads.append(np.array([1.0, *sums]))
+        copied, ranks = all_copies(each.task, each.plan.options), len(each.task.devices)
+        loads.append(np.array([1.0, *copy_loads(copied, each.task.batch_size, ranks).sum(0)]))
     usual = None if overhead.copies is None else [overhead.copies.start_ms, *overhead.copies.rates]
     (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
@@ -116,11 +119,55 @@ def fit_rows(
 ) -> StepOverhead:
     """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
     _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
-    every = [row_loads(each.task, each.plan.row_wise, each.plan.copied) for each in rehearsed]
-    loads = [each[:_FITTED_OF_ROWS] for each in every]
-    usual = None if overhead.rows is None else overhead.rows.rates[:_FITTED_OF_ROWS]
-    (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
-    return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
+    loads = []
+    for each in rehearsed:
+        starts = any(len(placement.devices) == 1 for placement in each.plan.placements)
+        saved = row_loads(each.task, each.plan.row_wise)[:_FITTED_OF_ROWS]
+        loads.append(np.array([float(starts), *saved]))
+    usual = None
+    if overhead.rows is not None:
+        usual = [overhead.rows.start_ms, *overhead.rows.rates[:_FITTED_OF_ROWS]]
+    (start_ms, *rates), _ = _fit_rest(overhead, rehearsed, operators_ms, loads, usual)
+    return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in rates)))
+
+
+# Ways whose overhead is fitted to plans of their own, by what messages say that these have.
+WAY_FITS = {" with copies": (Copies(), fit_copies), " with blocks of rows": (Rows(), fit_rows)}
+
+
+def plans_like(plan: ShardingPlan) -> str | None:
+    """Returns the key in `WAY_FITS` of a plan with one such way, "" without; None if with more."""
+    options = plan.all_options().values()
+    found = [what for what, (way, _) in WAY_FITS.items() if any(map(way.taken_by, options))]
+    return None if len(found) > 1 else "".join(found)
+
+
+def coefficient_lines(overhead: StepOverhead) -> Iterator[str]:
+    """Yields what an overhead consists of, in lines of text."""
+    for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
+        yield (
+            f"{name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
+            f"{terms.output_ns:.2f} ns an output, {terms.bag_ns:.1f} ns a bag, "
+            f"{terms.start_ms:.3f} ms"
+        )
+    yield (
+        f"common    {overhead.shared_lookup_ns:.2f} ns a lookup of a rank, "
+        f"{overhead.shared_output_ns:.2f} ns an output, {overhead.shared_feature_ms:.3f} ms a "
+        f"feature, {overhead.shared_ms:.3f} ms; with splits {overhead.regrouped_ns:.2f} ns an "
+        f"output more, {overhead.split_sample_ns:.0f} ns a sample and slice more"
+    )
+    if (copies := overhead.copies) is not None:
+        yield (
+            f"copies    {copies.start_ms:.3f} ms, "
+            f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
+            f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
+        )
+    rows, how = overhead.of_rows, "" if overhead.rows else " (estimated, not measured)"
+    yield (
+        f"rows{how}      {rows.start_ms:.3f} ms to start a second operator beside columns, less "
+        f"{rows.saved_sum_ns:.2f} ns an element of partial sums and {rows.saved_output_ns:.2f} ns "
+        "an output of a rank"
+    )
 
 
 def _fit_rest(
@@ -142,9 +189,10 @@ def _fit_rest(
     Returns:
         Milliseconds for one of each load, and the relative deviation that is left.
     """
+    without = replace(overhead, copies=_NO_COPIES, rows=_NO_ROWS)
     left, steps = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
-        parts, common_ms = _price(overhead, each, operators)
+        parts, common_ms = _price(without, each, operators)
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
     amounts, left_ms, steps_ms = np.stack(loads), np.array(left), np.array(steps)
@@ -227,12 +275,10 @@ def report_on(
     overhead: StepOverhead, rehearsed: Sequence[RehearsedPlan], operators_ms: Sequence[Floats]
 ) -> OverheadReport:
     """Prices rehearsed plans by their measured operators, and compares."""
+    overhead = replace(overhead, copies=overhead.copies or _NO_COPIES)
     ratios, shares = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
         parts, common_ms = _price(overhead, each, operators)
-        if overhead.copies is not None:
-            common_ms += overhead.copies.ms(each.task, _copied(each))
-        common_ms += overhead.of_rows.ms(each.task, each.plan.row_wise, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(parts / price_ms), common_ms / price_ms])
@@ -247,20 +293,13 @@ def report_on(
 def _price(
     overhead: StepOverhead, rehearsed: RehearsedPlan, operators_ms: Floats
 ) -> tuple[Floats, float]:
-    """Returns each term's part of the slowest passes, and what all ranks do alike, without what
-    copies and blocks of rows take.
-    """
+    """Returns each term's part of the slowest passes, and what all ranks do alike."""
     terms = np.concatenate([operators_ms[:, None, :], np.zeros((len(operators_ms), 4, 2))], axis=1)
     terms[:, 1:] = _loads(rehearsed)[:, :, None]  # without those of copies
     terms *= overhead.rates.T  # [ranks, terms, directions]
     slowest = terms.sum(1).argmax(0)
     parts = sum(terms[slowest[number], :, number] for number in range(2))
-    without = replace(overhead, copies=_NO_COPIES, rows=_NO_ROWS)
-    return np.asarray(parts), CommonPrice(without, rehearsed.task).plan_ms(rehearsed.plan)
-
-
-def _copied(rehearsed: RehearsedPlan) -> list[EmbeddingTable]:
-    return [table for table in rehearsed.task.tables if table.name in rehearsed.plan.copied]
+    return np.asarray(parts), CommonPrice(overhead, rehearsed.task).plan_ms(rehearsed.plan)
 
 
 def _loads(rehearsed: RehearsedPlan) -> Floats:

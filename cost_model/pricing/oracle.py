@@ -42,6 +42,7 @@ from autoshard.workload.data_sheets import data_sheet_of
 from autoshard.workload.packing.units import Placeable
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tasks.links import AnyLink
+from autoshard.workload.ways import OptionLimits
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
 
@@ -157,6 +158,11 @@ class EstimatedCosts:
         """What copies of tables take; None if it is unknown, or operators alone count."""
         overhead = self.model.counted_overhead
         return None if overhead is None else overhead.copies
+
+    def priced_options(self, task: ShardingTask) -> OptionLimits:
+        """Returns which options of a task's tables have a price."""
+        copies, rows = self.copies is not None, task.objective.prices_rows
+        return OptionLimits(task, copies=copies, rows=rows)
 
     def split_cost(self, columns: float, ranks: int) -> SplitCost:
         """Returns what splits add to `common_ms`, of tables with so many columns together."""
@@ -288,18 +294,18 @@ class EstimatedCosts:
             uncertainty = self.model.compute.shape.uncertainty
             amounts[..., uncertainty] *= torch.from_numpy(shares).float()[:, None]
         self._warn_of_new(pieces, inputs, amounts)
-        if any(piece.table.cached_rows is not None for piece in pieces):
+        if any(piece.table.in_host_memory for piece in pieces):
             amounts[..., :DIRECTIONS] += self._host_link_ms(pieces)[:, None]
         self._amounts = torch.cat([self._amounts, amounts])
 
     def _host_link_ms(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns what rows in host memory add to forward and backward ms, [pieces, 2]."""
-        from autoshard.workload.packing.cache_sizes import link_bytes  # other plans do without
+        from autoshard.workload.ways.cache_sizes import link_bytes  # other plans do without
 
         hardware = self.model.provenance.hardware
         sheet = self.model.data_sheet or data_sheet_of(hardware)
         if sheet is None:
-            name = next(p.table.name for p in pieces if p.table.cached_rows is not None)
+            name = next(p.table.name for p in pieces if p.table.in_host_memory)
             raise UserError(
                 f"table {name} is in host memory, and no bandwidth from {hardware} to the host's "
                 "is known: plan for a GPU with --hardware"

@@ -25,7 +25,7 @@ from autoshard.workload.ways.option import tables_of_parts
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
 
 SCENARIOS = 128
-_OF_COPIES = 1  # seeds what is not known of them
+_OF_COMMON = 1  # seeds the error of what all devices bear
 _LOW, _HIGH = 0.05, 0.95  # quantiles: the ends of a 90 % interval
 _MIN_MS = 1e-12
 
@@ -122,7 +122,8 @@ class StepPredictor:
         found = alone._of_shards(plan.placed(self._task), plan.shards(self._task))
         drawn_ms = found.drawn_ms + self._members_ms(plan)
         if plan.has_copies:
-            drawn_ms = drawn_ms + self._copies_error_ms(plan)
+            normal = np.random.default_rng([self._seed, _OF_COMMON]).standard_normal(SCENARIOS)
+            drawn_ms = drawn_ms + self._oracle.common(self._task).error_ms(plan, normal)
         return replace(found, drawn_ms=drawn_ms)
 
     def _of_shards(self, placed: Placed, shards: Sequence[Shard | None]) -> StepPrediction:
@@ -192,23 +193,6 @@ class StepPredictor:
         """Returns the member of each scenario: each is drawn beside every network of its kind."""
         networks = kind.model.compute.ensemble.members
         return np.stack(members)[np.arange(SCENARIOS) // networks % len(members)]
-
-    def _copies_error_ms(self, plan: ShardingPlan) -> Floats:
-        """Returns what copies take more than their price in each scenario, [scenarios].
-
-        Their error is the same for all plans.
-        """
-        copies = self._oracle.copies
-        assert copies is not None
-        normal = np.random.default_rng([self._seed, _OF_COPIES]).standard_normal(SCENARIOS)
-        relative = np.exp(copies.deviation * normal - copies.deviation**2 / 2) - 1
-        tables = {table.name: table for table in self._task.tables}
-        copied = [
-            table
-            for name, option in plan.options.items()
-            for table in option.copies(tables[name], self._task.batch_size)
-        ]
-        return np.asarray(copies.ms(self._task, copied) * relative)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Returns the shards of devices; None where no table was measured, as all are alike."""

@@ -11,16 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.cost_model.step.option_overheads import row_loads
 from autoshard.cost_model.step.overhead import StepOverhead, splits_of
 from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.plans.step_price import FurtherExchanges, copies_uncounted, first_copy
-from autoshard.workload.ways.option import Options, ShardingOption
+from autoshard.workload.plans.step_price import (
+    FurtherExchanges,
+    copies_uncounted,
+    first_copy,
+    further_ways_ms,
+    node_columns,
+)
+from autoshard.workload.ways.option import Exchange, Options, ShardingOption, all_copies
 
-# Loads of an option: which kind it is of, its own milliseconds, and its columns on each node.
-_COLUMNS, _ROWS, _NODE_ROWS, _COPIES, OWN_MS = range(5)
-NODES = 5  # the first load of a node
+# Loads of an option: its exchange, copies, its own milliseconds, and its columns on each node.
+_COPIES, OWN_MS = len(Exchange), len(Exchange) + 1
+NODES = OWN_MS + 1  # the first load of a node
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def num_sharded(loads: Floats) -> Floats:
 def loads_of_whole(tables: int) -> Floats:
     """Returns loads of so many whole tables, without their own milliseconds: [NODES]."""
     found = np.zeros(NODES)
-    found[_COLUMNS] = tables
+    found[Exchange.OUTPUTS] = tables
     return found
 
 
@@ -122,6 +127,7 @@ class CommonPrice:
             overhead, task.objective, task.batch_size, self._ranks, task.columns_in_order
         )
         self._overhead = overhead
+        self._known: dict[tuple[str, ShardingOption], Floats] = {}  # searches ask again and again
         names = [table.name for table in task.tables]
         # Of tables as they are, all at once; of what options make of them, when asked for.
         self._sharded_ms = dict(zip(names, self._of_sharded(task.tables).tolist(), strict=True))
@@ -139,31 +145,30 @@ class CommonPrice:
 
     def loads(self, table: str, option: ShardingOption) -> Floats:
         """Returns what a table adds by an option: [loads]."""
+        key = table, option
+        if key not in self._known:
+            self._known[key] = self._loads(table, option)
+        return self._known[key]
+
+    def _loads(self, table: str, option: ShardingOption) -> Floats:
         found, whole = np.zeros(NODES + self.task.nodes), self._tables[table]
-        if option.copied:
-            found[_COPIES], found[OWN_MS] = 1.0, self._copies_ms[table]
+        exchange = option.exchange(whole, self._ranks)
+        found[_COPIES], found[OWN_MS] = float(option.has_copies), self._own_ms(whole, option)
+        if exchange is None:
             return found
-        found[OWN_MS] = self._sharded_ms[table]
-        if option.hot_rows is not None:
-            found[_COPIES] = float(option.hot_rows > 0)
-            found[OWN_MS] = self._numbered_ms(whole, option.hot_rows, option)
-        on_all = option.row_blocks == self._ranks
-        if option.by_columns or (on_all and not whole.pooled):  # both in plain all-to-alls
-            found[_COLUMNS] = 1.0
+        found[exchange] = 1.0
+        if exchange is Exchange.OUTPUTS:
             return found
-        found[_ROWS if on_all else _NODE_ROWS] = 1.0
-        if not on_all:
-            columns = whole.whole().output_width
-            found[NODES + option.first // self._per_node] = columns
+        if exchange is Exchange.NODE_SUMS:
+            found[NODES + option.homes[0] // self._per_node] = whole.whole().output_width
         if self._overhead is not None:
-            loads = row_loads(self.task, {table: option.row_blocks}, ())
-            found[OWN_MS] += float(loads[1:] @ self._overhead.of_rows.rates[1:])
+            found[OWN_MS] += self._overhead.of_rows.ms(self.task, {table: len(option.homes)})
         return found
 
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
         found = np.zeros(NODES + self.task.nodes)
-        found[_COLUMNS] = sum(table not in options for table in self._tables)
+        found[Exchange.OUTPUTS] = sum(table not in options for table in self._tables)
         found[OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
         for table, option in options.items():
             found += self.loads(table, option)
@@ -179,27 +184,31 @@ class CommonPrice:
         Raises:
             UserError: The plan has copies, and what they take is unknown.
         """
+        self.check(plan)
+        splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
+        loads = self.loads_of(plan.all_options())
+        loads[NODES:] = node_columns(plan, self.task)  # of a grid, those of all its slices
+        return float(self.ms(loads, splits))
+
+    def check(self, plan: ShardingPlan) -> None:
+        """Raises UserError if the plan has what it is not known what that takes."""
         if plan.has_copies and not self.knows_copies:
             raise self._copies_unknown(plan)
-        splits = splits_of(plan.placed(self.task)) if self.counts_splits else 0
-        return float(self.ms(self._loads_of_plan(plan), splits))
+
+    def error_ms(self, plan: ShardingPlan, normal: Floats) -> Floats:
+        """Returns what all devices bear more than by `plan_ms` if its relative error is so many
+        standard deviations: that of copies, which is the same for all plans.
+        """
+        if self._overhead is None or self._overhead.copies is None or not plan.has_copies:
+            return np.zeros(len(normal))
+        overhead = self._overhead.copies
+        relative = np.exp(overhead.deviation * normal - overhead.deviation**2 / 2) - 1
+        copies = all_copies(self.task, plan.options)
+        return np.asarray(overhead.ms(self.task, copies) * relative)
 
     def exchanges_ms(self, plan: ShardingPlan) -> float:
         """Returns the part of `plan_ms` that links take."""
-        exchanges, loads = self.rates.exchanges, self._loads_of_plan(plan)
-        columns, rows, node_rows = loads[_COLUMNS], loads[_ROWS], loads[_NODE_ROWS]
-        return float(exchanges.ms(columns > 0, rows > 0, node_rows > 0, loads[NODES:]))
-
-    def _loads_of_plan(self, plan: ShardingPlan) -> Floats:
-        """Returns the sum over all tables as a plan has them: [loads]."""
-        loads, ranks = self.loads_of(plan.all_options()), self._ranks
-        if plan.has_grids:  # slices of a table on several nodes
-            loads[NODES:] = 0.0
-            for each in plan.placements:
-                if 1 < each.row_blocks < ranks:
-                    columns = each.width * self._tables[each.table].features
-                    loads[NODES + each.device // self._per_node] += columns
-        return loads
+        return further_ways_ms(plan, self.task)
 
     def _copies_unknown(self, plan: ShardingPlan) -> UserError:
         if self._overhead is None:
@@ -232,19 +241,20 @@ class CommonPrice:
             return np.full(len(tables), np.inf)
         return self._overhead.copies.each_ms(self.task, tables)
 
-    def _numbered_ms(self, table: EmbeddingTable, hot_rows: int, option: ShardingOption) -> float:
-        """Returns what a table with hot rows, or with none and hashed ids, adds on all devices, but
-        for how it is sharded.
-        """
+    def _own_ms(self, table: EmbeddingTable, option: ShardingOption) -> float:
+        """Returns what a table adds on all devices, whatever its exchange."""
+        if option.hot_rows is None:
+            known = self._copies_ms if option.has_copies else self._sharded_ms
+            return float(known[table.name])
         task, batch = self.task, self.task.batch_size
         copies, held = option.copies(table, batch), option.held(table, batch)
         found_ms = float(self._of_copies(copies).sum() + self._of_sharded([held]).sum())
         if self._overhead is None:
             return found_ms
         # Outputs of hot rows are put in order, too: there are outputs of two kinds.
-        own = 0.0 if task.beside or not hot_rows else batch / self._ranks
+        own = 0.0 if task.beside or not copies else batch / self._ranks
         regrouped_ms = self._overhead.shared_rates[3] * own * table.dim * table.features
-        counted_ms = self._overhead.hot_rows.ms(task, {table.name: hot_rows})
+        counted_ms = self._overhead.hot_rows.ms(task, {table.name: option.hot_rows})
         return found_ms + float(regrouped_ms) + counted_ms
 
 

@@ -10,7 +10,7 @@ that, a second operator starts where other tables are in columns; and partial su
 they are, so that they are neither packed nor put together again, as outputs of columns are.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -119,34 +119,29 @@ class RowOverhead:
     @property
     def rates(self) -> Floats:
         """Milliseconds for one of each number of `row_loads`."""
-        work = (self.saved_sum_ns, self.saved_output_ns, self.lookup_ns)
-        return np.array([self.start_ms, *(_NS * ns for ns in work)])
+        return _NS * np.array([self.saved_sum_ns, self.saved_output_ns, self.lookup_ns])
 
     def scaled(self, factor: float) -> "RowOverhead":
         """Returns what blocks of rows take on a machine that takes so many times as long."""
         return times(self, factor, ("start_ms", "saved_sum_ns", "saved_output_ns", "lookup_ns"))
 
-    def ms(self, task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> float:
-        """Returns what a plan with these tables of a task by rows, or copied, adds to a step.
-
-        Tables by rows are given with their number of blocks.
-        """
-        return float(row_loads(task, row_wise, copied) @ self.rates)
+    def ms(self, task: ShardingTask, row_wise: Mapping[str, int]) -> float:
+        """Returns what tables of a task in so many blocks of rows add to a step, but the start."""
+        return float(row_loads(task, row_wise) @ self.rates)
 
 
-def row_loads(task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> Floats:
-    """Returns what `RowOverhead` has rates for, with savings below 0: [4].
+def row_loads(task: ShardingTask, row_wise: Mapping[str, int]) -> Floats:
+    """Returns what `RowOverhead` has rates for, with savings below 0: [3].
 
     Tables in blocks on one node count for its share of the devices, as others are on other nodes.
     """
     tables = [table for table in task.tables if table.name in row_wise]
     shares = [row_wise[table.name] / len(task.devices) for table in tables]
     columns = sum(t.dim * t.features * share for t, share in zip(tables, shares, strict=True))
-    starts = bool(row_wise) and len(row_wise) + len(copied) < len(task.tables)
     sums = -float(task.batch_size * columns)
     own = task.batch_size / len(task.devices)
     lookups = own * sum(table.pooling_factor for table in tables)
-    return np.array([float(starts), sums, sums / len(task.devices), lookups])
+    return np.array([sums, sums / len(task.devices), lookups])
 
 
 @dataclass(frozen=True)

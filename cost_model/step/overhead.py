@@ -159,6 +159,10 @@ class StepOverhead:
             reference_level=level,
         )
 
+    def with_ways_of(self, other: "StepOverhead") -> "StepOverhead":
+        """Returns the coefficients with those of copies and of blocks of rows of another one."""
+        return replace(self, copies=other.copies, rows=other.rows)
+
     @cached_property
     def shared_rates(self) -> Floats:
         """Milliseconds for one of each of SHARED_LOADS."""

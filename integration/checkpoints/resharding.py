@@ -30,8 +30,9 @@ from autoshard.integration.checkpoints.table_parts import (
     overlap,
 )
 from autoshard.integration.models.bags import BagTable, name_of
-from autoshard.integration.plans.conversion import COPIED, FUSED, plan_of_tables
+from autoshard.integration.plans.conversion import plan_of_tables
 from autoshard.integration.plans.hot_cold import prepare_as
+from autoshard.integration.plans.table_shardings import COPIED, FUSED
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans.plan import ShardingPlan
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingType
 
-from autoshard.integration.plans.conversion import COPIED
+from autoshard.integration.plans.table_shardings import COPIED
 from autoshard.workload.tables.table import DIM_STEP, MAX_DIM, can_be_blocks
 from autoshard.workload.tasks.rules import Kind, Rule
 

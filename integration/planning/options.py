@@ -16,19 +16,7 @@ from torchrec.distributed.planner.utils import storage_repr_in_gb
 from autoshard.integration.models.bags import name_of
 from autoshard.integration.planning.problem import storage_of
 from autoshard.integration.planning.tables import ModelOptions
-from autoshard.integration.plans.conversion import (
-    COPIED,
-    DENSE,
-    FUSED,
-    cached_rows_on,
-    check_hot_rows,
-    parts_of,
-    pieces_of,
-    sharding_types,
-    with_hot_tables,
-)
-from autoshard.integration.plans.slower_memory import put_in_host_memory
-from autoshard.workload.plans.placements import Placement
+from autoshard.integration.plans.table_shardings import DENSE, FUSED, TableSharding, table_shardings
 from autoshard.workload.plans.plan import ShardingPlan
 
 
@@ -45,20 +33,9 @@ def torchrec_options(
     Raises:
         PlanError: The plan is of another model, or of other ranks.
     """
-    tables, ranks = known.priced, topology.world_size
-    check_hot_rows(plan, tables)
-    plan = with_hot_tables(plan)
-    pieces = pieces_of(plan, tables, ranks, topology.intra_group_size)
-    types = sharding_types(pieces, tables, ranks, known.types)
-    cached, made = cached_rows_on(topology.compute_device, plan), list[ShardingOption]()
-    for name, option in known.options.items():
-        if name in plan.copied:
-            made.append(_copied(option, ranks))
-        else:
-            made.append(_placed(option, types[name], FUSED, pieces[name]))
-        if name in cached:
-            put_in_host_memory(made[-1], tables[name].described(), cached[name])
-    return made
+    size, device = topology.intra_group_size, topology.compute_device
+    shardings = table_shardings(plan, known.priced, topology.world_size, device, size, known.types)
+    return [_placed(option, shardings[name]) for name, option in known.options.items()]
 
 
 def missing_storage(options: Sequence[ShardingOption], storage: Topology) -> list[int]:
@@ -91,24 +68,15 @@ def take_storage(options: Sequence[ShardingOption], free: Topology) -> None:
             device.perf += shard.perf
 
 
-def _copied(option: ShardingOption, ranks: int) -> ShardingOption:
-    """Returns a copy of the option with a copy of the table on each rank."""
-    dim = option.tensor.shape[1]
-    everywhere = [Placement(option.name, 0, dim, rank) for rank in range(ranks)]
-    return _placed(option, COPIED, DENSE, everywhere)
-
-
-def _placed(
-    option: ShardingOption, kind: str, kernel: str, pieces: Sequence[Placement]
-) -> ShardingOption:
-    """Returns a copy of the option, sharded and placed like the pieces."""
+def _placed(option: ShardingOption, sharding: TableSharding) -> ShardingOption:
+    """Returns a copy of the option, sharded and placed so."""
     made = copy.deepcopy(option)
-    made.sharding_type = kind
-    made.partition_by = get_partition_by_type(kind)
-    made.compute_kernel = kernel
-    rows = option.tensor.shape[0]
+    made.sharding_type, made.compute_kernel = sharding.kind, sharding.kernel
+    made.partition_by = get_partition_by_type(sharding.kind)
     made.shards = [
         Shard(size=list(sizes), offset=list(offsets), rank=rank)
-        for offsets, sizes, rank in parts_of(pieces, rows)
+        for offsets, sizes, rank in sharding.parts
     ]
+    if sharding.kernel not in (FUSED, DENSE):  # else constraints of users stay
+        made.cache_params = sharding.cache
     return made

@@ -21,7 +21,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.integration.models.bags import name_of
-from autoshard.integration.plans.conversion import BY_ROWS
+from autoshard.integration.plans.table_shardings import BY_ROWS
 from autoshard.workload.tables.table import rows_of_block
 
 # By rows, TorchRec takes sums for means, and divides them afterwards.

@@ -21,8 +21,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from autoshard.integration.models.bags import BagTable, name_of
 from autoshard.integration.models.tables import lookups_by, operator_of
 from autoshard.integration.planning.limits import Limit, grouped_rules, limits_of
-from autoshard.integration.plans.conversion import BY_ROWS, COPIED, DENSE, FUSED
 from autoshard.integration.plans.slower_memory import kernel_of
+from autoshard.integration.plans.table_shardings import BY_ROWS, COPIED, DENSE, FUSED
 from autoshard.workload.errors import UserError
 from autoshard.workload.packing.gpu_memory import MAX_COLUMNS
 from autoshard.workload.tables.operators import OperatorOptions

@@ -1,38 +1,37 @@
 """Converts plans to and from those of DistributedModelParallel."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import distributed, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed import types as torchrec
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
 from autoshard.integration.models.bags import BagTable, bag_tables, name_of
 from autoshard.integration.models.names import device_type_here
-from autoshard.integration.plans.slower_memory import kernel_of, put_in_host_memory
+from autoshard.integration.plans.slower_memory import kernel_of
+from autoshard.integration.plans.table_shardings import (
+    BY_COLUMNS,
+    BY_ROWS,
+    COPIED,
+    DENSE,
+    FUSED,
+    TableSharding,
+    one_per_rank,
+    parts_of,
+    ranks_of_node,
+    table_shardings,
+)
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
-from autoshard.workload.tables.table import DIM_STEP, hot_name, rows_of_block
+from autoshard.workload.tables.table import DIM_STEP, rows_of_block
 from autoshard.workload.tasks.task import ShardingTask
 from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption
 
-FUSED = EmbeddingComputeKernel.FUSED.value
 _FUSED = (FUSED, kernel_of(0), kernel_of(1))  # all rows in device memory, none, or some in a cache
-DENSE = EmbeddingComputeKernel.DENSE.value  # that of copies
-COPIED = torchrec.ShardingType.DATA_PARALLEL.value
 _LOAD_FACTOR = 0.2  # TorchRec's, of caches that a plan does not describe
-_WHOLE = torchrec.ShardingType.TABLE_WISE.value
-_SPLIT = torchrec.ShardingType.COLUMN_WISE.value
-# All of them place columns on ranks; they differ in how a planner may select the ranks.
-_BY_COLUMNS = (_WHOLE, _SPLIT, torchrec.ShardingType.TABLE_COLUMN_WISE.value)
-_ROWS = torchrec.ShardingType.ROW_WISE.value
-_ROWS_OF_NODE = torchrec.ShardingType.TABLE_ROW_WISE.value
-_GRID = torchrec.ShardingType.GRID_SHARD.value
-BY_ROWS = (_ROWS, _ROWS_OF_NODE, _GRID)
 
 
 def to_torchrec(
@@ -77,67 +76,14 @@ def plan_of_tables(
     device_type: str | None = None,
 ) -> torchrec.ShardingPlan:
     """Returns the same for these tables of a model."""
-    check_hot_rows(plan, tables)
-    plan = with_hot_tables(plan)
     ranks = _world_size(world_size, plan)
     device = device_type or device_type_here()
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
-    pieces = pieces_of(plan, tables, ranks)
-    types = sharding_types(pieces, tables, ranks)
-    cached = cached_rows_on(device, plan)
-    for name, table in tables.items():
-        module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
-        module[table.config.name] = (
-            torchrec.ParameterSharding(COPIED, DENSE, list(range(ranks)))
-            if name in plan.copied
-            else _sharding(table, types[name], pieces[name], device, ranks)
-        )
-        if name in cached:
-            put_in_host_memory(module[table.config.name], table.described(), cached[name])
+    for name, sharding in table_shardings(plan, tables, ranks, device).items():
+        path, config = tables[name].path, tables[name].config
+        module = modules.setdefault(path, torchrec.EmbeddingModuleShardingPlan())
+        module[config.name] = _parameter_sharding(sharding, device, ranks)
     return torchrec.ShardingPlan(dict(modules))
-
-
-def cached_rows_on(device: str, plan: ShardingPlan) -> dict[str, int]:
-    """Returns `plan.cached_rows`; PlanError if there are any and devices have no such kernels.
-
-    Args:
-        device: torch's type of the devices.
-        plan: The plan.
-    """
-    cached = plan.cached_rows
-    if cached and device == "cpu":
-        raise PlanError(
-            f"the plan keeps table {next(iter(cached))} in host memory with a cache on its "
-            "device, which TorchRec has for GPUs alone: make a plan without --host-memory-gb"
-        )
-    return cached
-
-
-def with_hot_tables(plan: ShardingPlan) -> ShardingPlan:
-    """Returns the plan for a model in which hot rows are tables of their own, which are copied."""
-    options = dict[str, ShardingOption]()
-    for name, option in plan.options.items():
-        options[name] = replace(option, hot_rows=None)
-        if option.hot_rows:
-            options[hot_name(name)] = DATA_PARALLEL
-    return replace(plan, options=options)
-
-
-def check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
-    """Raises PlanError unless the model has the hot rows of a plan."""
-    for name, count in plan.hot_rows.items():
-        if not count and name in tables and not tables[name].has_hashed_ids:
-            raise PlanError(
-                f"the plan numbers rows of table {name} by a hash of their ids, and the model does "
-                "not: call with_hot_rows(model, plan) first"
-            )
-        hot = tables.get(hot_name(name))
-        found = 0 if hot is None else hot.config.num_embeddings
-        if found != count:
-            raise PlanError(
-                f"the plan has {count} hot rows of table {name}, and the model {found}: call "
-                "with_hot_rows(model, plan, load_hot_ids(FILE)) first"
-            )
 
 
 def replica_options(plan: ShardingPlan) -> dict[str, Any]:
@@ -179,118 +125,6 @@ def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
     return groups.group_size
 
 
-def pieces_of(
-    plan: ShardingPlan,
-    tables: Mapping[str, BagTable],
-    ranks: int,
-    ranks_of_node: int | None = None,
-) -> dict[str, list[Placement]]:
-    """Returns the pieces of each table that is not copied, in the order of columns, one per rank,
-    or in blocks of rows.
-
-    Args:
-        plan: The plan.
-        tables: Tables of the model.
-        ranks: Number of ranks.
-        ranks_of_node: Ranks of a node. Default: as torchrun says, else all.
-
-    Raises:
-        PlanError: The plan is for other tables, or for more ranks.
-    """
-    plan.check_columns([table.described() for table in tables.values()])
-    if (plan.copied or plan.row_wise) and plan.num_devices != ranks:
-        what = "copies" if plan.copied else "blocks of rows"
-        raise PlanError(
-            f"the plan has {what} for {plan.num_devices} devices, and {ranks} ranks train: make a "
-            f"plan for {ranks} devices"
-        )
-    of_node = ranks_of_node or _ranks_of_node(ranks)
-    if plan.replicas:
-        of_node = plan.replicas.node_size
-    for name, count in plan.row_wise.items():
-        if count not in (ranks, of_node):
-            raise PlanError(
-                f"table {name} is in {count} blocks of rows: TorchRec shards rows over all {ranks} "
-                f"ranks, or those of a node, which are {of_node} here: set "
-                f"LOCAL_WORLD_SIZE to {count}, as torchrun does"
-            )
-    pieces: dict[str, list[Placement]] = {name: [] for name in tables if name not in plan.copied}
-    for piece in sorted(plan.placements):
-        if not 0 <= piece.device < ranks:
-            raise PlanError(
-                f"table {piece.table} is on rank {piece.device}, and {ranks} ranks train: "
-                f"make a plan for {ranks} devices, or start more ranks"
-            )
-        pieces[piece.table].append(piece)
-    return {name: _merged(placements) for name, placements in pieces.items()}
-
-
-def _ranks_of_node(ranks: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-
-
-def _merged(pieces: list[Placement]) -> list[Placement]:
-    """Returns one piece per rank; columns change only where pieces are merged."""
-    if pieces and pieces[0].row_blocks > 1:
-        return pieces
-    widths: dict[int, int] = {}
-    for piece in pieces:
-        widths[piece.device] = widths.get(piece.device, 0) + piece.width
-    merged, start = [], 0
-    for rank, width in widths.items():
-        merged.append(Placement(pieces[0].table, start, width, rank))
-        start += width
-    return merged
-
-
-def sharding_types(
-    pieces: Mapping[str, list[Placement]],
-    tables: Mapping[str, BagTable],
-    ranks: int,
-    allowed: Mapping[str, frozenset[str]] | None = None,
-) -> dict[str, str]:
-    """Returns TorchRec's sharding type of each table that has pieces.
-
-    Tables of different types run in separate operators and all-to-alls, one after the other. So if
-    a collection has a split table, its whole tables are declared column-wise too: steps of 20
-    tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
-
-    Args:
-        pieces: What `pieces_of` returned.
-        tables: Tables of the model.
-        ranks: Number of ranks.
-        allowed: Sharding types that each table may have. Default: any.
-    """
-    row_wise = {
-        name: _ROWS if parts[0].row_blocks == ranks else _ROWS_OF_NODE if len(parts) == 1 else _GRID
-        for name, parts in pieces.items()
-        if parts[0].row_blocks > 1
-    }
-    others = {name: parts for name, parts in pieces.items() if name not in row_wise}
-    split = {tables[name].path for name, parts in others.items() if len(parts) > 1}
-    found = {name: _SPLIT if tables[name].path in split else _WHOLE for name in others}
-    if allowed is not None:
-        for name, kind in found.items():
-            if kind not in allowed[name] and len(pieces[name]) == 1:  # either will do
-                found[name] = _WHOLE if kind == _SPLIT else _SPLIT
-    return row_wise | found
-
-
-def parts_of(
-    pieces: Sequence[Placement], rows: int
-) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """Returns the parts of a table as TorchRec's shards: first row and column, numbers of rows and
-    columns, and rank.
-    """
-    found = []
-    for piece in pieces:
-        size = rows_of_block(rows, piece.row_blocks)
-        for number, rank in enumerate(piece.devices):
-            first = number * size
-            found.append(((first, piece.start), (min(size, rows - first), piece.width), rank))
-    return found
-
-
 def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
     """Returns the plan with equally wide pieces of each table.
 
@@ -300,10 +134,10 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
     """
     even = []
     for name, placements in plan.by_table().items():
-        if placements[0].row_blocks > 1:
+        if len(placements[0].devices) > 1:
             even += placements
             continue
-        merged = sorted(_merged(placements), key=lambda piece: (-piece.width, piece.start))
+        merged = sorted(one_per_rank(placements), key=lambda piece: (-piece.width, piece.start))
         steps = sum(piece.width for piece in merged) // DIM_STEP
         count = max(n for n in range(1, len(merged) + 1) if steps % n == 0)
         kept = sorted(merged[:count], key=lambda piece: piece.start)
@@ -312,25 +146,24 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
     return replace(plan, placements=tuple(sorted(even)))
 
 
-def _sharding(
-    table: BagTable, sharding_type: str, pieces: list[Placement], device: str, ranks: int
+def _parameter_sharding(
+    sharding: TableSharding, device: str, ranks: int
 ) -> torchrec.ParameterSharding:
-    local_size = _ranks_of_node(ranks)
-    parts = parts_of(pieces, table.config.num_embeddings)
+    local_size = ranks_of_node(ranks)
+    shards = [
+        ShardMetadata(
+            shard_offsets=list(offsets),
+            shard_sizes=list(sizes),
+            placement=placement(device, rank, local_size),
+        )
+        for offsets, sizes, rank in sharding.parts
+    ]
     return torchrec.ParameterSharding(
-        sharding_type=sharding_type,
-        compute_kernel=FUSED,
-        ranks=[rank for _, _, rank in parts],
-        sharding_spec=EnumerableShardingSpec(
-            [
-                ShardMetadata(
-                    shard_offsets=list(offsets),
-                    shard_sizes=list(sizes),
-                    placement=placement(device, rank, local_size),
-                )
-                for offsets, sizes, rank in parts
-            ]
-        ),
+        sharding_type=sharding.kind,
+        compute_kernel=sharding.kernel,
+        ranks=[rank for _, _, rank in sharding.parts],
+        sharding_spec=None if sharding.kind == COPIED else EnumerableShardingSpec(shards),
+        cache_params=sharding.cache,
     )
 
 
@@ -341,22 +174,12 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
         PlanError: A table is neither sharded by columns or even blocks of rows in a fused kernel,
             in device or host memory, nor copied to all ranks, or it is not in the task.
     """
-    placements, options = list[Placement](), dict[str, ShardingOption]()
-    rows = {table.name: table.rows for table in task.tables}
-    ranks = len(task.devices)
+    shardings, ranks = dict[str, torchrec.ParameterSharding](), len(task.devices)
     for path, module in plan.plan.items():
         if not isinstance(module, torchrec.EmbeddingModuleShardingPlan):
             raise PlanError(f"module {path} has no tables: leave it out of the plan")
-        for parameter, sharding in module.items():
-            name = name_of(path, parameter)
-            if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
-                options[name] = DATA_PARALLEL
-            else:
-                placements.extend(placements_of(name, sharding))
-                if sharding.compute_kernel != FUSED:
-                    cached = _cached_rows(sharding, rows.get(name, 0))
-                    options[name] = ShardingOption(cached_rows=cached)
-    ours = ShardingPlan(tuple(sorted(placements)), ranks, options)
+        shardings |= {name_of(path, parameter): each for parameter, each in module.items()}
+    ours = plan_of_shardings(shardings, task)
     for piece in ours.placements:
         if piece.device >= ranks:
             raise PlanError(
@@ -364,6 +187,22 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
             )
     ours.check_columns(task.tables)
     return ours
+
+
+def plan_of_shardings(
+    shardings: Mapping[str, torchrec.ParameterSharding], task: ShardingTask
+) -> ShardingPlan:
+    """Returns the plan for a task whose tables TorchRec shards so; PlanError as `from_torchrec`."""
+    placements, options = list[Placement](), dict[str, ShardingOption]()
+    rows = {table.name: table.rows for table in task.tables}
+    for name, sharding in shardings.items():
+        if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
+            options[name] = DATA_PARALLEL
+            continue
+        placements += placements_of(name, sharding)
+        if sharding.compute_kernel != FUSED:
+            options[name] = ShardingOption(cached_rows=_cached_rows(sharding, rows.get(name, 0)))
+    return ShardingPlan(tuple(sorted(placements)), len(task.devices), options)
 
 
 def _cached_rows(sharding: torchrec.ParameterSharding, rows: int) -> int:
@@ -384,10 +223,10 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
             f"table {table} has copies in kernel {sharding.compute_kernel}: copies here run in "
             f"{DENSE}"
         )
-    if sharding.sharding_type not in (*_BY_COLUMNS, *BY_ROWS):
+    if sharding.sharding_type not in (*BY_COLUMNS, *BY_ROWS):
         raise PlanError(
             f"table {table} is sharded {sharding.sharding_type}: plans here know "
-            f"{', '.join((*_BY_COLUMNS, *BY_ROWS, COPIED))}"
+            f"{', '.join((*BY_COLUMNS, *BY_ROWS, COPIED))}"
         )
     if sharding.compute_kernel not in _FUSED:
         raise PlanError(

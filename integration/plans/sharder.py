@@ -21,14 +21,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.integration.models.names import DATA_TYPES, device_type_here, lookups_of, topology_of
-from autoshard.integration.plans.conversion import COPIED, DENSE, FUSED, placements_of
+from autoshard.integration.plans.conversion import plan_of_shardings
+from autoshard.integration.plans.table_shardings import COPIED, DENSE, FUSED
 from autoshard.sharders.context import SharderContext
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
-from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.tables.table import DIM_STEP, EmbeddingTable, can_be_blocks
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import DATA_PARALLEL
 
 # Sharding types beside table_wise.
 Split = Literal["column_wise", "row_wise", "table_row_wise", "data_parallel"]
@@ -97,14 +96,9 @@ class TorchRecSharder:
         plan = plan_by_torchrec(
             _model(task, named), task, constraints, self._topology(task), self._seconds
         )
-        placements, copied = list[Placement](), list[str]()
-        for module in plan.plan.values():
-            for name, sharding in module.items():
-                if sharding.sharding_type == COPIED:
-                    copied.append(named[name].name)
-                else:
-                    placements += placements_of(named[name].name, sharding)
-        ours = ShardingPlan(tuple(sorted(placements)), ranks, dict.fromkeys(copied, DATA_PARALLEL))
+        modules = plan.plan.values()
+        shardings = {named[name].name: each for some in modules for name, each in some.items()}
+        ours = plan_of_shardings(shardings, task)
         try:
             ours.check(task)
         except PlanError as fault:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
-from torchrec.distributed.types import CacheAlgorithm, CacheParams, ParameterSharding
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import CacheAlgorithm, CacheParams
 
 from autoshard.integration.models.names import lookups_of
 from autoshard.integration.plans.cache_statistics import AccessStatistics, Eviction
@@ -52,13 +52,6 @@ def kernel_of(rows: int) -> str:
     """Returns the kernel of a table in host memory with a cache of so many rows."""
     kernels = EmbeddingComputeKernel
     return str((kernels.FUSED_UVM_CACHING if rows else kernels.FUSED_UVM).value)
-
-
-def put_in_host_memory(
-    sharded: ParameterSharding | ShardingOption, table: EmbeddingTable, rows: int
-) -> None:
-    """Gives a table of a plan the kernel of host memory, with a cache of so many rows."""
-    sharded.compute_kernel, sharded.cache_params = kernel_of(rows), cache_of(table, rows)
 
 
 def _constraints(table: EmbeddingTable, rows: int, eviction: Eviction) -> ParameterConstraints:

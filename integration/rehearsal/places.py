@@ -83,10 +83,11 @@ def _check_nodes(plan: ShardingPlan, owners: Sequence[str]) -> None:
     One machine may stand for several nodes.
     """
     for placement in plan.placements if plan.replicas is None else ():
+        spread = len(placement.devices)
         ranks = [rank for rank in placement.devices if rank < len(owners)]
-        if 1 < placement.row_blocks < len(owners) and len({owners[rank] for rank in ranks}) > 1:
+        if 1 < spread < len(owners) and len({owners[rank] for rank in ranks}) > 1:
             raise PlanError(
                 f"table {placement.table} is in blocks of rows on a node of ranks {ranks[0]} to "
-                f"{ranks[-1]}, which are on several machines: take machines with "
-                f"{placement.row_blocks} devices each, or a plan without --devices-per-node"
+                f"{ranks[-1]}, which are on several machines: take machines with {spread} devices "
+                "each, or a plan without --devices-per-node"
             )

@@ -234,10 +234,9 @@ class RankGroup:
         planned: Sequence[int | None] = [None] * count
         if plan is not None:
             planned = rank_bytes(plan, task)
-            numbers = range(count)
+            numbers, of_devices = range(count), plan.num_tables()
             devices = map(plan.replicas.device, numbers) if plan.replicas else numbers
-            held = [{p.table for p in plan.placements if n in p.devices} for n in devices]
-            tables = [len(some) + len(plan.copied) for some in held]
+            tables = [of_devices[device] for device in devices]
         names = [place.name for place in self.places]
         ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))
         objective = task.objective

@@ -51,7 +51,7 @@ def without_options(
         count: Maximum number of tables.
     """
     names = sorted(in_parts(plan), key=lambda name: -costs_ms[name])[:_PRICED]
-    if not names or plan.has_grids:  # which searches do not know
+    if not names or not Sharded.can_be(plan):
         return []
     power = norm_power(oracle.residuals.prior.rest)
     search = PlanSearch(oracle.expectation(), task, power, Sharded.of(plan, task))

@@ -3,7 +3,6 @@
 import io
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.console import Console
 
@@ -19,6 +18,8 @@ from autoshard.sharders.search.steps import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.plans.moves import moves_between, renumbered
 from autoshard.workload.plans.traffic import step_traffic
+from autoshard.workload.ways import WAYS
+from autoshard.workload.ways.option import option_of
 
 _COSTLIEST = 3  # pieces shown of each phase's slowest device
 _MIN_MS = 0.005  # cost of a piece that is shown: less reads 0.00
@@ -141,13 +142,14 @@ def differences(
         f"{theirs.mean_ms:.2f} ms, balance {theirs.balance:.3f}"
     )
     tables = {table.name: table for table in task.tables}
-    everywhere = {*plan.copied, *plan.row_wise}
+    options, there = plan.all_options(), other.all_options()
+    many = {name for name, option in options.items() if option.on_many}
     elsewhere: dict[str, int] = defaultdict(int)
     for move in moves_between(other, plan, task):
-        if move.table not in everywhere:
+        if move.table not in many:
             elsewhere[move.table] += move.width
-    elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.row_wise}}
-    elsewhere |= {name: tables[name].dim for name in plan.copied_hot_rows}
+    differ = (name for name in many if options[name] != there.get(name))
+    elsewhere |= {name: tables[name].dim for name in differ}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -155,8 +157,8 @@ def differences(
         return
     shown = new_table(("  table", "here", "there", "columns elsewhere", "ms"), texts=3)
     for n in sorted(costs, key=lambda n: -costs[n])[:_ELSEWHERE]:
-        here, there = (_devices(tables[n], of_plan, task) for of_plan in (plan, other))
-        shown.add_row(f"  {n}", here, there, str(elsewhere[n]), f"{costs[n]:.2f}")
+        homes = (_devices(tables[n], of_plan, task) for of_plan in (plan, other))
+        shown.add_row(f"  {n}", *homes, str(elsewhere[n]), f"{costs[n]:.2f}")
     if len(costs) > _ELSEWHERE:
         shown.add_row(f"  and {len(costs) - _ELSEWHERE} more", "", "", "", "")
     yield shown
@@ -164,19 +166,15 @@ def differences(
 
 def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> str:
     """Returns `device3`, or `device0 (32), device1 (32)` where the table is split."""
-    if table.name in plan.copied:
-        return "all devices"
-    placements = [p for p in plan.placements if p.table == table.name]
-    hot = plan.hot_rows.get(table.name)
-    if hot is not None:
-        without = {n: o for n, o in plan.options.items() if n != table.name}
-        cold = _devices(table, replace(plan, options=without), task)
-        return f"{hot:,} hot rows: all devices; others: {cold}" if hot else f"hashed ids: {cold}"
-    if table.name in plan.row_wise:
-        return "by rows: " + ", ".join(
-            f"{task.devices[p.device].name} to {task.devices[p.devices[-1]].name}"
-            for p in placements
-        )
-    if len(placements) == 1:
-        return task.devices[placements[0].device].name
-    return ", ".join(f"{task.devices[p.device].name} ({p.width})" for p in placements)
+    pieces, names = plan.by_table().get(table.name, ()), [device.name for device in task.devices]
+    found = ", ".join(
+        f"{names[p.device]} to {names[p.devices[-1]]}"
+        if len(p.devices) > 1
+        else names[p.device] + (f" ({p.width})" if len(pieces) > 1 else "")
+        for p in pieces
+    )
+    option = option_of(plan.all_options(), table.name)
+    for way in WAYS:
+        if way.taken_by(option):
+            found = way.where(option, found)
+    return found

@@ -4,41 +4,19 @@ from collections.abc import Sequence
 
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.plans.placements import Placement
-from autoshard.workload.ways.option import ShardingOption, option_of
+from autoshard.workload.ways import sharding_type
+from autoshard.workload.ways.option import option_of
 
 
 def options_of(plan: ShardingPlan, task: ShardingTask) -> dict[str, str]:
     """Returns the sharding type of each table: `table-wise`, `column-wise, 4 slices` and so on."""
-    pieces = plan.by_table()
+    pieces, options, ranks = plan.by_table(), plan.all_options(), len(task.devices)
     return {
-        table.name: _type(pieces.get(table.name, ()), len(task.devices))
-        + _details(option_of(plan.options, table.name))
+        table.name: sharding_type(
+            option_of(options, table.name), len(pieces.get(table.name, ())), ranks
+        )
         for table in task.tables
     }
-
-
-def _type(pieces: Sequence[Placement], ranks: int) -> str:
-    if not pieces:
-        return "data-parallel"
-    blocks = pieces[0].row_blocks
-    if len(pieces) > 1:
-        slices = f"{len(pieces)} slices"
-        return f"column-wise, {slices}" if blocks == 1 else f"grid, {slices} x {blocks} blocks"
-    if blocks == 1:
-        return "table-wise"
-    return f"{'row-wise' if blocks == ranks else 'table-row-wise'}, {blocks} blocks"
-
-
-def _details(option: ShardingOption) -> str:
-    """Returns what an option says beside the sharding type."""
-    found = ""
-    if option.hot_rows is not None:
-        hot = f"{option.hot_rows:,} hot rows data-parallel"
-        found += f"; {hot if option.hot_rows else 'hashed ids'}"
-    if option.cached_rows is not None:
-        rows = option.cached_rows
-        found += "; in host memory (UVM), " + (f"cache of {rows:,} rows" if rows else "no cache")
-    return found
 
 
 def devices_of(plan: ShardingPlan, task: ShardingTask) -> dict[str, str]:

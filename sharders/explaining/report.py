@@ -234,8 +234,8 @@ def _tables(plan: ShardingPlan, task: ShardingTask, costs_ms: dict[str, float]) 
         sizes[owner] = sizes.get(owner, 0) + size
     for table in task.tables:
         if (option := plan.options.get(table.name)) is not None:
-            copies = option.copies_memory(table, task).total * len(task.devices)
-            sizes[table.name] = sizes.get(table.name, 0) + copies
+            each = option.common_memory(table, task).total
+            sizes[table.name] = sizes.get(table.name, 0) + each * len(task.devices)
     return [
         [t.name, t.rows, t.dim, _short(t.pooling_factor), options[t.name], homes[t.name],
          _short(costs_ms[t.name]), sizes[t.name]]

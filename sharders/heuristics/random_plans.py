@@ -1,13 +1,15 @@
 """Random plans with splits, to learn from: each other plan balances otherwise and splits more."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
 
-from autoshard.workload import Placement, PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
-from autoshard.workload.ways.option import DATA_PARALLEL
+from autoshard.workload import EmbeddingTable, Placement, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.tables.table import DIM_STEP
+from autoshard.workload.ways import OptionLimits, Way
+from autoshard.workload.ways.copies import Copies
+from autoshard.workload.ways.rows import Rows
 
 _SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
 _EVENNESS = (3.0, 30.0)  # parameters of Dirichlet's distribution of tables over devices
@@ -34,15 +36,8 @@ def copying_plans(
 
     If no table is small there are none. PlanError as for `random_plans`.
     """
-    small = [table.name for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
-
-    def copying(plan: ShardingPlan) -> ShardingPlan:
-        number = max(1, round(rng.choice(_COPIED_SHARES) * len(small)))
-        copied = frozenset(rng.permutation(small)[:number].tolist())
-        kept = tuple(placement for placement in plan.placements if placement.table not in copied)
-        return ShardingPlan(kept, plan.num_devices, dict.fromkeys(copied, DATA_PARALLEL))
-
-    return _valid(map(copying, plans if small else ()), task)
+    small = [table for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
+    return _valid(_with_options(plans, task, rng, Copies(), small, _COPIED_SHARES), task)
 
 
 def row_wise_plans(
@@ -52,17 +47,24 @@ def row_wise_plans(
 
     On one device there are none. PlanError as for `random_plans`.
     """
-    ranks = len(task.devices)
-    tables = [table for table in task.tables if can_be_blocks(table.rows, ranks)]
+    return _valid(_with_options(plans, task, rng, Rows(), task.tables, _ROW_SHARES), task)
 
-    def row_wise(plan: ShardingPlan) -> ShardingPlan:
-        number = max(1, round(rng.choice(_ROW_SHARES) * len(tables)))
-        chosen = {tables[n].name: tables[n].dim for n in rng.permutation(len(tables))[:number]}
-        kept = (placement for placement in plan.placements if placement.table not in chosen)
-        shared = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
-        return ShardingPlan((*kept, *shared), ranks)
 
-    return _valid(map(row_wise, plans if tables and ranks > 1 else ()), task)
+def _with_options(
+    plans: Iterable[ShardingPlan],
+    task: ShardingTask,
+    rng: np.random.Generator,
+    way: Way,
+    tables: Sequence[EmbeddingTable],
+    shares: Sequence[float],
+) -> Iterator[ShardingPlan]:
+    """Yields plans in which a random share of some tables takes the first option of a way."""
+    limits = OptionLimits(task)
+    known = {table.name: some[0] for table in tables if (some := way.options(table, (), limits))}
+    for plan in plans if known else ():
+        number = max(1, round(rng.choice(shares) * len(known)))
+        chosen = rng.permutation([*known])[:number].tolist()
+        yield plan.with_options(task, {name: known[name] for name in chosen})
 
 
 def _valid(plans: Iterable[ShardingPlan], task: ShardingTask) -> Iterator[ShardingPlan]:

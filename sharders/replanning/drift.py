@@ -18,6 +18,7 @@ from autoshard.sharders.replanning.move_advice import (
     predicted,
 )
 from autoshard.workload import Link, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.access.hot_ids import hottest_ids
 from autoshard.workload.arrays import Ints
 from autoshard.workload.profiling.jagged import features_of, joined_features
 from autoshard.workload.profiling.sources import of_features
@@ -127,10 +128,7 @@ class DriftMonitor:
         self._plan, self._task, self._oracle = plan, task, oracle
         self._link, self._total_steps = link_of(task, link), total_steps
         self._features, self._every, self._window = features, every, window
-        hot = plan.copied_hot_rows
-        if missing := sorted(set(hot) - set(hot_ids or {})):
-            raise UserError(f"the plan copies hot rows of table {missing[0]}: give their hot_ids")
-        self._hot_ids = {name: (hot_ids or {})[name][:count] for name, count in hot.items()}
+        self._hot_ids = hottest_ids(plan.copied_hot_rows, hot_ids or {})
         self._batches = counted_batches(task.tables, task.batch_size)
         self._before = self._predicted(task) if self._batches else None
         self._counts = self._new_window()

@@ -44,8 +44,8 @@ class IncrementalSharder:
             PlanError: The plan in use is not valid for the task, or cannot be carried over.
         """
         start, was = self._carried(task)
-        if not start.placements or start.has_grids:
-            return start  # grids are not planned here
+        if not start.placements or not Sharded.can_be(start):
+            return start
         max_bytes = moved_bytes(moves_between(was, start, task)) + self._max_bytes
         search = LocalSearch(self._oracle, seed=self._seed, near=(was, max_bytes))
         # Of what single devices hold, as copies may have no price. Blocks of rows stay where they

@@ -23,7 +23,6 @@ from autoshard.workload.packing.admission import RuleMasks
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import can_be_blocks
-from autoshard.workload.ways.option import copies_memory
 
 
 class CarriedPlan(NamedTuple):
@@ -57,12 +56,8 @@ def carried_over(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask)
     held = _with_blocks(plan, task)
     try:
         rest = held.columns_task(task, reserve=True)
-    except FieldError:
-        size = copies_memory(task, held.options).total
-        raise PlanError(
-            f"the copies of the plan take {format_bytes(size)} on each of {len(task.devices)} "
-            "devices, which is more than one has: add memory, or make a plan anew"
-        ) from None
+    except FieldError as lack:
+        raise PlanError(f"{lack.problem}: add memory, or make a plan anew") from None
     carried = held
     if held.placements:
         blocks = {block.name for parts in held.blocks(task).values() for block in parts}
@@ -87,7 +82,7 @@ def _with_blocks(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
     tables = plan.held_tables(task)
     found = list[Placement]()
     for name, pieces in plan.by_table().items():
-        by_rows = pieces[0].row_blocks > 1
+        by_rows = len(pieces[0].devices) > 1
         found += _blocks(tables[name], pieces, plan, task) if by_rows else pieces
     return replace(plan, placements=tuple(found), num_devices=len(task.devices))
 
@@ -98,7 +93,7 @@ def _blocks(
     """Returns the blocks of rows of a table: on all devices if they were, or if there are not as
     many nodes as before; in one piece, which is nowhere, if that is not possible.
     """
-    ranks, of_node = len(task.devices), pieces[0].row_blocks
+    ranks, of_node = len(task.devices), len(pieces[0].devices)
     if of_node < min(ranks, plan.num_devices) and ranks % of_node == 0:
         stay = [piece for piece in pieces if piece.device < ranks]
         go = [piece for piece in pieces if piece.device >= ranks]

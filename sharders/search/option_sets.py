@@ -29,7 +29,6 @@ from autoshard.workload.packing.units import Placeable, PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
 from autoshard.workload.tables.table import DIM_STEP, can_be_blocks
-from autoshard.workload.ways import OptionLimits
 from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, Options, ShardingOption
 
 _MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
@@ -121,10 +120,8 @@ class OptionSets:
         self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
-        limits = OptionLimits(
-            task,
-            copies=oracle.copies is not None,
-            rows=task.objective.prices_rows,
+        limits = replace(
+            oracle.priced_options(task),
             hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
             hash_ids=resources.hash_ids,
         )
@@ -181,7 +178,7 @@ class OptionSets:
         """Whether there is a plan by any of these sets, greedy or not."""
         if not any(start.greedy for start in found):
             try:
-                self.options.any_plan(caches=False)
+                self.options.any_plan(in_host=False)
             except PlanError:
                 return False
         return True
@@ -209,7 +206,7 @@ class OptionSets:
         """Returns the options with hot rows of all tables of which they may pay; None if none."""
         hot = dict[str, ShardingOption]()
         for table in self.task.tables:
-            count = self.options.hot_rows.get(table.name, 0)
+            count = self.options.limits.hot_rows.get(table.name, 0)
             option = replace(options.get(table.name, COLUMN_WISE), hot_rows=count)
             if count and option in self.options.of(table):
                 hot[table.name] = option
@@ -237,8 +234,8 @@ class OptionSets:
         """Returns what devices take on average to exchange outputs of tables by rows."""
         task, columns = self.task, 0.0
         for table in task.tables:
-            count = options.get(table.name, COLUMN_WISE).row_blocks
-            if count > 1:
+            count = len(options.get(table.name, COLUMN_WISE).homes)
+            if count:
                 columns += task.block_share(table, count) * count * table.whole().exchanged_columns
         return columns * self._exchange_ms / len(task.devices)
 
@@ -308,7 +305,7 @@ class OptionSets:
         free = [
             table
             for table in self._in_columns(options)
-            if any(o.row_blocks > 1 for o in self.options.of(table))
+            if any(option.homes for option in self.options.of(table))
         ]
         if not free:
             return

@@ -317,7 +317,7 @@ class PlanSearch(SearchState):
             for option in options.of(self.table_of(number))
             if option != self._options[number] or (slices and option.by_columns)
         ]
-        self._know_blocks(flips)
+        self._know_pinned(flips)
         self._know_slices([flip for flip in flips if flip[1].by_columns])
         return [change for flip in flips for change in self.changes_to(*flip)]
 
@@ -341,7 +341,7 @@ class PlanSearch(SearchState):
         held, loads = self._without(number)
         leave, flip = tuple(held.tolist()), (number, option)
         if not option.by_columns:
-            return [Change(leave, self._blocks(number, option), flip)]
+            return [Change(leave, self._pinned(number, option), flip)]
         slices, found = self._wholes([flip]), list[Change]()
         while True:
             if len(slices) != len(held) or option != self._options[number]:

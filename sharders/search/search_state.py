@@ -5,7 +5,6 @@ devices, and what all devices bear alike. Costs of devices are [devices, stages,
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.packing.admission import NOTHING, RuleMasks
 from autoshard.workload.packing.units import PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
-from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption, blocks_of
+from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption, pinned_parts
 
 _MIN_MS = 1e-12
 
@@ -84,10 +83,10 @@ class SearchState:
         self._loads = self._common.loads_of({})
         self._whole_ms = float(self._common.ms(self._loads, 0))
         numbers = {name: number for number, name in enumerate(self._names)}
-        self._know_blocks([(numbers[name], option) for name, option in start.options.items()])
+        self._know_pinned([(numbers[name], option) for name, option in start.options.items()])
         for name, option in start.options.items():
             number = numbers[name]
-            self._make(Change((), self._blocks(number, option), (number, option)))
+            self._make(Change((), self._pinned(number, option), (number, option)))
         self._price_anew()
 
     def objective(self) -> float:
@@ -183,7 +182,7 @@ class SearchState:
         if change.option is not None:
             number, option = change.option
             self._loads = self._loads + self._loads_of(number, option)
-            self._devices.free -= self._copies_bytes(number, option)
+            self._devices.free -= self._common_bytes(number, option)
             self._options[number], self._in_columns[number] = option, option.by_columns
         for item, device in change.enter:
             self._devices.put(item, device)
@@ -194,33 +193,33 @@ class SearchState:
         name = self._names[number]
         return self._common.loads(name, option) - self._common.loads(name, self._options[number])
 
-    def _copies_bytes(self, number: int, option: ShardingOption) -> int:
+    def _common_bytes(self, number: int, option: ShardingOption) -> int:
         """Returns the bytes on all devices that an option takes more than the present one."""
         table = self.table_of(number)
-        before = self._options[number].copies_memory(table, self._task).total
-        return option.copies_memory(table, self._task).total - before
+        before = self._options[number].common_memory(table, self._task).total
+        return option.common_memory(table, self._task).total - before
 
-    def _blocks(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
-        """Returns the blocks of rows of an option as items, with their devices."""
-        if option.row_blocks == 1:
+    def _pinned(self, number: int, option: ShardingOption) -> tuple[tuple[int, int], ...]:
+        """Returns the parts that have their devices by an option as items, with these."""
+        if not option.homes:
             return ()
-        self._know_blocks([(number, option)])
-        first = self._known[number, replace(option, first=0)]
-        return tuple((first + n, option.first + n) for n in range(option.row_blocks))
+        self._know_pinned([(number, option)])
+        first = self._known[number, option.at(0)]
+        return tuple((first + n, home) for n, home in enumerate(option.homes))
 
-    def _know_blocks(self, options: Iterable[tuple[int, ShardingOption]]) -> None:
-        """Adds the blocks of rows of options of units as items, all at once. Blocks of as many
-        devices are the same on other devices.
+    def _know_pinned(self, options: Iterable[tuple[int, ShardingOption]]) -> None:
+        """Adds the parts that have their devices by options of units as items, all at once. They
+        are the same on other devices.
         """
         units, owners, first = list[PlacementUnit](), list[int](), len(self._homes)
         for number, option in options:
-            key = number, replace(option, first=0)
-            if option.row_blocks == 1 or key in self._known:
+            key = number, option.at(0)
+            if not option.homes or key in self._known:
                 continue
             self._known[key] = first + len(units)
-            blocks = blocks_of(self._task, self.table_of(number), option)
-            units += [PlacementUnit.of(block) for block, _ in blocks]
-            owners += [number] * len(blocks)
+            pinned = pinned_parts(self._task, self.table_of(number), option)
+            units += [PlacementUnit.of(part) for part, _ in pinned]
+            owners += [number] * len(pinned)
         if units:
             self._add(units, np.array(owners), pinned=True)
 
@@ -351,17 +350,17 @@ class SearchState:
         sums = np.broadcast_to(self._powers.sum(0), (len(changes), *self._largest.shape)).copy()
         np.add.at(sums, numbers, costs - self._powers[homes])
         loads, splits = np.tile(self._loads, (len(changes), 1)), np.full(len(changes), self._splits)
-        copies = np.zeros(len(changes), np.int64)
+        common = np.zeros(len(changes), np.int64)
         for place, change in enumerate(changes):
             if change.option is not None:
                 loads[place] += self._loads_of(*change.option)
-                copies[place] = self._copies_bytes(*change.option)
+                common[place] = self._common_bytes(*change.option)
                 number, option = change.option
                 splits[place] -= self._more_slices[number]
                 if option.by_columns and self._common.counts_splits:
                     splits[place] += (len(change.enter) - 1) * self._slices[number]
         found = self._norms(sums) + self._bearing_ms(splits, loads)
-        needed = np.repeat(copies[:, None], devices, axis=1)
+        needed = np.repeat(common[:, None], devices, axis=1)
         needed[numbers, homes] += sizes
         lacks = (needed > np.maximum(self._devices.free[0], 0)) & (needed > 0)
         found[lacks.any(1)] = np.inf

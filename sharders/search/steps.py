@@ -54,8 +54,8 @@ def next_steps(
         PlanError: The plan is not valid.
     """
     plan.check(task)
-    if len(task.devices) == 1 or not plan.placements or plan.has_grids:
-        return []  # grids are not planned here
+    if len(task.devices) == 1 or not plan.placements or not Sharded.can_be(plan):
+        return []
     predictor = StepPredictor(oracle, task)
     power = norm_power(oracle.residuals.prior.rest)
     search = PlanSearch(oracle.expectation(), task, power, Sharded.of(plan, task))

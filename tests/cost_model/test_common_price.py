@@ -14,7 +14,7 @@ from autoshard.workload.ways.option import (
     COLUMN_WISE,
     DATA_PARALLEL,
     ShardingOption,
-    blocks_of,
+    pinned_parts,
 )
 
 BATCH = 4096
@@ -86,8 +86,8 @@ def test_blocks_of_rows_have_the_devices_of_the_plan() -> None:
     task = ShardingTask(tuple(TABLES), Device.uniform(4, 10**12), BATCH)
     table, option = TABLES[0], ShardingOption(row_blocks=4)
     plan = Sharded([(t.whole(), 0) for t in TABLES[1:]], {table.name: option}).plan(task)
-    blocks = blocks_of(task, table, option)
+    blocks = pinned_parts(task, table, option)
     assert blocks == [pair for pair in plan.placed(task) if pair[0].table.name not in
                       {t.name for t in TABLES}]  # fmt: skip
     assert sum(block.table.rows for block, _ in blocks) == table.rows
-    assert blocks_of(task, table, DATA_PARALLEL) == []
+    assert pinned_parts(task, table, DATA_PARALLEL) == []

@@ -106,7 +106,7 @@ def test_rows_pay_for_bucketizing_their_lookups() -> None:
     rows = overhead_of_sheet(H100, OperatorOptions()).of_rows
     assert rows.lookup_ns > 0
     many, few = (task_of(8, (EmbeddingTable("t", 10**6, 64, pooling),)) for pooling in (50, 1))
-    assert rows.ms(many, {"t": 8}, ()) > rows.ms(few, {"t": 8}, ())
+    assert rows.ms(many, {"t": 8}) > rows.ms(few, {"t": 8})
 
 
 def test_members_of_the_overhead_are_drawn_around_it() -> None:

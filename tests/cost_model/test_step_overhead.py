@@ -231,9 +231,7 @@ def test_another_machine_takes_as_much_longer_as_its_reference() -> None:
     for plan in plans:
         found = [CommonPrice(each, task).plan_ms(plan) - STEP.dense_ms for each in (known, slow)]
         assert found[1] == pytest.approx(2.5 * found[0])
-    assert slow.of_rows.ms(task, {names[0]: 3}, ()) == pytest.approx(
-        2.5 * rows.ms(task, {names[0]: 3}, ())
-    )
+    assert slow.of_rows.ms(task, {names[0]: 3}) == pytest.approx(2.5 * rows.ms(task, {names[0]: 3}))
     assert splits_of(plans[1].placed(task)) > 0
     assert slow.at_level(level).rates == pytest.approx(known.rates)
     assert StepOverhead.from_json(slow.to_json()) == slow

@@ -129,5 +129,5 @@ def test_plans_with_copies_are_compared_where_their_cost_is_known(
     )  # fmt: skip
     compare.main(comparison)
     assert "mine" in printed(capsys)
-    with pytest.raises(UserError, match=r"plans: a plan copies tables to all devices, and what"):
+    with pytest.raises(UserError, match=r"plans: table \S+ is copied to all devices, and the"):
         compare.main(replace(comparison, cost_model=_without_copies(config)))

@@ -113,7 +113,7 @@ def test_pieces_leave_devices_that_are_full_or_forbidden() -> None:
     assert next(p.device for p in plan.placements if p.table == on_0) != 0
     for memory, says in (
         (needed // 4, "has to move and needs"),
-        (2**16, "the copies of the plan take"),
+        (2**16, "copies of 1 tables, or of their hot rows, take"),
     ):
         small = task_of(3, memory)
         with pytest.raises(PlanError, match=says) as caught:

@@ -17,9 +17,9 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.access.caches import lfu_hit_rate
-from autoshard.workload.packing.cache_sizes import cached_rows, link_bytes
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.tables.table import row_blocks
+from autoshard.workload.ways.cache_sizes import cached_rows, link_bytes
 from autoshard.workload.ways.option import ShardingOption, columns_task
 
 BATCH = 256

@@ -225,7 +225,7 @@ def test_copies_take_memory_on_each_device() -> None:
     assert rest.devices == task.devices
     assert (plan.columns_task(task, reserve=True).usable_bytes == 2**30 - copy.total).all()
     tight = replace(task, devices=Device.uniform(2, copy.total))
-    with pytest.raises(FieldError, match="reserved_bytes"):
+    with pytest.raises(FieldError, match="on each device, and device 0 has"):
         plan.columns_task(tight, reserve=True)
     with pytest.raises(PlanError, match=r"device 0 .* would hold .*gradients"):
         plan.check(tight)
@@ -301,3 +301,18 @@ def test_tables_cannot_have_any_option(option: ShardingOption, line: str) -> Non
     placed = (Placement("a", 0, 16, 0), *([] if option.copied else [Placement("b", 0, 8, 1)]))
     with pytest.raises(PlanError, match=line):
         ShardingPlan(placed, 2, {"b": option}).check(copying_task())
+
+
+def test_options_take_the_place_of_columns_on_single_devices() -> None:
+    task = copying_task()
+    plan = ShardingPlan.table_wise(task, [0, 0])
+    assert plan.num_tables() == (2, 0)
+    copied = plan.with_options(task, {"b": DATA_PARALLEL})
+    assert copied == ShardingPlan(plan.placements[:1], 2, {"b": DATA_PARALLEL})
+    assert copied.num_tables() == (2, 1)
+    by_rows = plan.with_options(task, {"b": ShardingOption(row_blocks=2)})
+    assert by_rows.row_wise == {"b": 2}
+    assert by_rows.num_tables() == (2, 1)
+    cached = plan.with_options(task, {"b": ShardingOption(cached_rows=1)})
+    assert cached.placements == plan.placements
+    assert cached.cached_rows == {"b": 1}

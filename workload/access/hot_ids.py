@@ -53,6 +53,18 @@ def load_hot_ids(path: Path | str) -> dict[str, Ints]:
             raise UserError(what) from None
 
 
+def hottest_ids(counts: Mapping[str, int], known: Mapping[str, Ints]) -> dict[str, Ints]:
+    """Returns the ids of so many of the most used rows of tables.
+
+    Args:
+        counts: Number of rows of each table of a plan that has hot rows.
+        known: Ids by table, in the order of use.
+    """
+    if missing := sorted(set(counts) - set(known)):
+        raise UserError(f"the plan copies hot rows of table {missing[0]}: give their hot_ids")
+    return {name: known[name][:count] for name, count in counts.items()}
+
+
 def check_hot_ids(ids: Mapping[str, Ints], tables: Iterable[EmbeddingTable]) -> None:
     """Raises UserError unless ids are different rows of these tables."""
     for table in tables:

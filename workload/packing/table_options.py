@@ -20,14 +20,10 @@ from autoshard.workload.ways.option import (
     Options,
     ShardingOption,
     columns_task,
-    copies_memory,
 )
 from autoshard.workload.ways.rows import Rows, in_blocks
 
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
-# Of all device memory, for tables and caches where tables are in host memory: what is left lets
-# pieces be placed, and devices be balanced.
-_SHARES = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 _WORSE = 2  # plans in a row that are no faster end `until_worse`
 
 
@@ -47,9 +43,8 @@ class TableOptions:
     """
 
     def __init__(self, limits: OptionLimits, host_bytes: int = 0) -> None:
-        self._limits, self._host_bytes = limits, host_bytes
-        self.task, self.hot_rows = limits.task, limits.hot_rows
-        task = self.task
+        self.limits, self._host_bytes = limits, host_bytes
+        self.task = task = limits.task
         self._kinds = {table.name: set[Kind]() for table in task.tables}  # of rules
         for rule in task.rules:
             for name in rule.tables:
@@ -64,7 +59,7 @@ class TableOptions:
 
     def in_blocks(self, option: ShardingOption, count: int, first: int = 0) -> ShardingOption:
         """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
-        return in_blocks(option, count, first, self._limits.hash_ids)
+        return in_blocks(option, count, first, self.limits)
 
     def of(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
         """Returns the options of a table, columns first; one if rules leave no other."""
@@ -83,15 +78,8 @@ class TableOptions:
         """
         try:
             return columns_task(self.task, options)
-        except FieldError:
-            copied = [name for name, option in options.items() if option.copied or option.hot_rows]
-            size = copies_memory(self.task, options).total
-            free = self.task.usable_bytes
-            raise PlanError(
-                f"copies of {len(copied)} tables, or of their hot rows, take {format_bytes(size)} "
-                f"on each device, and device {free.argmin()} has {format_bytes(int(free.min()))}: "
-                "allow copies of fewer"
-            ) from None
+        except FieldError as lack:
+            raise PlanError(f"{lack.problem}: allow copies of fewer") from None
 
     @cached_property
     def cached(self) -> Sequence[Options]:
@@ -100,17 +88,9 @@ class TableOptions:
         """
         if not self._host_bytes:
             return []
-        from autoshard.workload.packing.cache_sizes import cached_rows  # other tasks do without it
+        from autoshard.workload.ways.cache_sizes import options_with_caches  # few tasks need it
 
-        budgets = [share * float(self.task.usable_bytes.sum()) for share in _SHARES]
-        found = list[Options]()
-        for counts in cached_rows(self.task, budgets):
-            caches = {
-                name: replace(self.required.get(name, COLUMN_WISE), cached_rows=count)
-                for name, count in counts.items()
-            }
-            found.append({**self.required, **caches})
-        return [some for number, some in enumerate(found) if some not in found[:number]]
+        return options_with_caches(self.task, self.required)
 
     @property
     def fit_into_devices(self) -> bool:
@@ -128,7 +108,7 @@ class TableOptions:
 
     def _lack_of_host(self, plan: ShardingPlan) -> str | None:
         """Returns which device's tables need more of the host's memory than there is, if any."""
-        if not plan.cached_rows:
+        if plan.is_plain:
             return None
         held = plan.host_bytes(self.task)
         most = max(range(len(held)), key=held.__getitem__)
@@ -140,14 +120,14 @@ class TableOptions:
             "--host-memory-gb, or add devices"
         )
 
-    def within_memory(self, caches: bool = True) -> Iterator[Options]:
+    def within_memory(self, in_host: bool = True) -> Iterator[Options]:
         """Yields sets for tasks of short memory: in which few of the largest tables are by rows, or
         tables are in host memory, if they may be.
         """
         task = self.task
         rows = self.in_blocks(COLUMN_WISE, len(task.devices))
         may_have_rows = Rows()
-        limits = replace(self._limits, rows=True)
+        limits = replace(self.limits, rows=True)
         names = [
             table.name
             for table in sorted(task.tables, key=lambda table: -task.table_bytes(table))
@@ -156,7 +136,7 @@ class TableOptions:
         ]
         for count in sorted({min(count, len(names)) for count in _COUNTS} - {0}):
             yield {**self.required, **dict.fromkeys(names[:count], rows)}
-        yield from self.cached if caches else ()
+        yield from self.cached if in_host else ()
 
     def sharded(self, sharder: Sharder, options: Options) -> Sharded:
         """Returns the plan in which a sharder places the columns of the other tables.
@@ -168,17 +148,17 @@ class TableOptions:
         placed = sharder.shard(task).placed(task) if task.tables else []
         return Sharded.of_columns(self.task, placed, options)
 
-    def any_plan(self, caches: bool = True) -> Sharded:
+    def any_plan(self, in_host: bool = True) -> Sharded:
         """Returns any plan that fits into memory.
 
         Args:
-            caches: Whether tables may be in host memory then.
+            in_host: Whether tables may be in host memory then.
 
         Raises:
             PlanError: There is none, by the required options.
         """
         lack: PlanError | None = None
-        for some in (self.required, *self.within_memory(caches)):
+        for some in (self.required, *self.within_memory(in_host)):
             try:
                 task = self.columns_task(some)
                 return Sharded.of_columns(
@@ -191,7 +171,7 @@ class TableOptions:
 
     @cached_property
     def _of_each(self) -> Mapping[str, tuple[ShardingOption, ...]]:
-        limits = replace(self._limits, caches=self._caches)
+        limits = replace(self.limits, in_host_memory=self.cached)
         found = dict[str, tuple[ShardingOption, ...]]()
         for table in self.task.tables:
             required = self.required.get(table.name)
@@ -217,16 +197,6 @@ class TableOptions:
             if not any(way.forbids(kind, option, ranks) for kind in kinds)
         ]
 
-    @cached_property
-    def _caches(self) -> Mapping[str, Sequence[int]]:
-        """Sizes of caches, in rows, that a table may have in host memory, by table."""
-        found = dict[str, dict[int, None]]()
-        for options in self.cached:
-            for name, option in options.items():
-                if option.cached_rows is not None:
-                    found.setdefault(name, {})[option.cached_rows] = None
-        return {name: tuple(counts) for name, counts in found.items()}
-
     def _demanded(self, way: Way, table: EmbeddingTable, rule: Rule) -> ShardingOption:
         """Returns the option that a rule demands; PlanError if that cannot be."""
         name = table.name
@@ -237,7 +207,7 @@ class TableOptions:
                     f"table {name}: drop one"
                 )
         try:
-            return way.demanded(table, self._limits)
+            return way.demanded(table, self.limits)
         except FieldError as why:
             raise PlanError(
                 f"the constraint {rule.name!r} cannot be kept for table {name}: {why.problem}"

@@ -1,53 +1,15 @@
-"""Faults of plans: blocks of rows that TorchRec does not make, options that exclude each other,
-broken rules, lack of memory.
-"""
+"""Faults of plans: options that exclude each other, broken rules, lack of memory."""
 
 from collections.abc import Mapping, Sequence
 
-from autoshard.workload.plans.placements import Placement
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.operators import MemoryParts
-from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks
 from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.tasks.task import Device, ShardingTask
 from autoshard.workload.ways import WAYS
 from autoshard.workload.ways.option import Options, option_of
 
 _NAMED = 3  # devices that an error names, besides the worst
-
-
-def fault_of_blocks(
-    table: EmbeddingTable, pieces: Sequence[Placement], num_devices: int
-) -> str | None:
-    """Returns why a table's blocks of rows are not even, over all devices or those of a node.
-
-    Args:
-        table: The table.
-        pieces: Its pieces, at least one.
-        num_devices: Number of devices of the plan.
-    """
-    count = pieces[0].row_blocks
-    if any(piece.row_blocks != count for piece in pieces):
-        return f"table {table.name} has pieces of different row_blocks: all need the same number"
-    if count == 1:
-        return None
-    if count < 1 or num_devices % count or any(piece.device % count for piece in pieces):
-        return (
-            f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
-            f"on: take all {num_devices} devices, or those of a node (row_blocks divides "
-            "the number of devices, and the first device is a multiple of it)"
-        )
-    if count == num_devices and len(pieces) > 1:
-        return (
-            f"table {table.name} is in blocks of rows on all devices and in slices of "
-            "columns: take either"
-        )
-    if not can_be_blocks(table.rows, count):
-        return (
-            f"table {table.name}: {table.rows} rows in {count} even blocks leave a device "
-            "without rows: shard it otherwise"
-        )
-    return None
 
 
 def fault_of_options(options: Options, task: ShardingTask) -> str | None:

@@ -10,8 +10,9 @@ import scipy  # which loads its parts when they are used
 
 from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
-from autoshard.workload.tables.table import EmbeddingTable, hot_name, rows_of_block
+from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import option_of
 
 
 @dataclass(frozen=True)
@@ -69,25 +70,26 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         new.check_places(task)
     except PlanError as fault:
         raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
-    before, after, cold = old.by_table(), new.by_table(), new.held_tables(task)
-    found: list[Move] = []
+    before, after, held = old.by_table(), new.by_table(), new.held_tables(task)
+    found, copies = list[Move](), list[Move]()
     for table in task.tables:
         was, now = before.get(table.name), after.get(table.name)
+        options = [option_of(plan.options, table.name) for plan in (old, new)]
+        one, other = (set(option.copies(table, task.batch_size)) for option in options)
+        for copy in one & other:
+            copies += _copies_on_new(copy, old.num_devices, task)
         if was is None:  # each device that there was has all columns
-            found += _of_copies(table, old, now, task)
+            found += _from_copies(table, old, now or (), task)
             continue
-        anew = old.hot_rows.get(table.name) != new.hot_rows.get(table.name)
-        if anew and now is not None and max(p.row_blocks for p in (*was, *now)) > 1:
+        anew = not options[0].same_row_numbers(options[1])
+        if anew and now is not None and any(len(p.devices) > 1 for p in (*was, *now)):
             found += _numbered_anew(table, was, now, task)
             continue
-        targets = [[p] for p in _copies(table, task)] if now is None else [now]
-        held = table if anew else cold[table.name]  # hot rows are where they were
+        targets = [[p] for p in _on_each(table, task)] if now is None else [now]
+        same = table if anew else held[table.name]  # copied rows are where they were
         for target in targets:
-            found += _of_table(held, was, target, task)
-    for name, rows in sorted(old.copied_hot_rows.items() & new.copied_hot_rows.items()):
-        dim = next(table.dim for table in task.tables if table.name == name)
-        found += _copies_on_new(hot_name(name), rows, dim, old.num_devices, task)
-    return tuple(found)
+            found += _of_table(same, was, target, task)
+    return (*found, *copies)
 
 
 def moved_bytes(moves: Iterable[Move]) -> int:
@@ -179,7 +181,7 @@ def _numbered_anew(
         for now in new:
             start = max(was.start, now.start)
             width = min(was.start + was.width, now.start + now.width) - start
-            rows = table.rows // (was.row_blocks * now.row_blocks)
+            rows = table.rows // (len(was.devices) * len(now.devices))
             if width <= 0:
                 continue
             size = task.operator.stored_bytes(rows, width)
@@ -192,38 +194,37 @@ def _numbered_anew(
     return moves
 
 
-def _of_copies(
-    table: EmbeddingTable, old: ShardingPlan, new: Sequence[Placement] | None, task: ShardingTask
+def _from_copies(
+    table: EmbeddingTable, old: ShardingPlan, new: Sequence[Placement], task: ShardingTask
 ) -> list[Move]:
-    """Returns the moves to new devices of a table of which each device that there was has a copy.
+    """Returns the moves to new devices of columns of a table of which each device that there was
+    has a copy.
 
     Args:
         table: The table.
         old: Plan with the copies.
-        new: Where it is in the new plan; None if it is copied there, too.
+        new: Where columns are in the new plan.
         task: Task of the new plan.
     """
-    if new is None:
-        return _copies_on_new(table.name, table.rows, table.dim, old.num_devices, task)
     found = list[Move]()
-    for device in range(old.num_devices, len(task.devices)):
+    for device in range(old.num_devices, len(task.devices)) if new else ():
         source = Placement(table.name, 0, table.dim, device % old.num_devices)
         found += [m for m in _of_table(table, [source], new, task) if m.target == device]
     return found
 
 
-def _copies_on_new(table: str, rows: int, dim: int, ranks: int, task: ShardingTask) -> list[Move]:
+def _copies_on_new(table: EmbeddingTable, ranks: int, task: ShardingTask) -> list[Move]:
     """Returns the moves of copies to devices that are new, in turn from each of the others."""
-    size = task.operator.copied_bytes(rows, dim)
+    size = task.operator.copied_bytes(table.rows, table.dim)
     new = range(ranks, len(task.devices))
-    return [Move(table, 0, dim, device % ranks, device, size) for device in new]
+    return [Move(table.name, 0, table.dim, device % ranks, device, size) for device in new]
 
 
 def _rows_of(move: Move, table: EmbeddingTable) -> int:
     return table.rows if move.rows is None else move.rows[1] - move.rows[0]
 
 
-def _copies(table: EmbeddingTable, task: ShardingTask) -> list[Placement]:
+def _on_each(table: EmbeddingTable, task: ShardingTask) -> list[Placement]:
     return [Placement(table.name, 0, table.dim, device) for device in range(len(task.devices))]
 
 
@@ -240,14 +241,12 @@ def _overlaps(
 
 
 def _ranges(rows: int, *plans: Sequence[Placement]) -> list[tuple[int, int]]:
-    """Returns ranges of rows that are in one block in all plans."""
-    cuts = {0, rows}
-    for plan in plans:
-        cuts |= set(range(0, rows, rows_of_block(rows, plan[0].row_blocks)))
+    """Returns ranges of rows that are on one device in all plans."""
+    cuts = {0, rows} | {first for plan in plans for first, _, _ in plan[0].row_ranges(rows)}
     return list(pairwise(sorted(cuts)))
 
 
 def _device_at(placements: Sequence[Placement], column: int, row: int, rows: int) -> int:
     """Returns the device that has a column of a row."""
     found = next(p for p in reversed(placements) if p.start <= column)
-    return found.device + row // rows_of_block(rows, found.row_blocks)
+    return next(device for _, end, device in found.row_ranges(rows) if row < end)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.workload.errors import FieldError
-from autoshard.workload.tables.table import EmbeddingTable, Piece
+from autoshard.workload.tables.table import EmbeddingTable, Piece, rows_of_block
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +50,16 @@ class Placement:
     def devices(self) -> range:
         """Returns all devices that hold rows of it."""
         return range(self.device, self.device + self.row_blocks)
+
+    def row_ranges(self, rows: int) -> list[tuple[int, int, int]]:
+        """Returns the first row that each device holds, the one after its last, and the device.
+
+        Args:
+            rows: Rows of the table.
+        """
+        size = rows_of_block(rows, self.row_blocks)
+        firsts = range(0, size * self.row_blocks, size)
+        return [(n, min(n + size, rows), d) for n, d in zip(firsts, self.devices, strict=True)]
 
 
 def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:

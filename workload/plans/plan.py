@@ -9,12 +9,7 @@ from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.plans.faults import (
-    fault_of_blocks,
-    fault_of_memory,
-    fault_of_options,
-    fault_of_rule,
-)
+from autoshard.workload.plans.faults import fault_of_memory, fault_of_options, fault_of_rule
 from autoshard.workload.plans.placements import Placement, merged_by_device
 from autoshard.workload.plans.replicas import ReplicaGroups
 from autoshard.workload.tables.operators import MemoryParts
@@ -25,9 +20,10 @@ from autoshard.workload.ways.option import (
     Options,
     ShardingOption,
     columns_task,
-    copies_memory,
+    common_memory,
     option_of,
 )
+from autoshard.workload.ways.rows import fault_of_blocks
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 4)
 _FIELDS = {"schema", "version", "num_devices", "placements", "options", "replicas"}
@@ -142,7 +138,7 @@ class ShardingPlan:
     @property
     def has_copies(self) -> bool:
         """Returns whether devices have copies of tables, or of hot rows."""
-        return any(option.copied or option.hot_rows for option in self.options.values())
+        return any(option.has_copies for option in self.options.values())
 
     @cached_property
     def copied_hot_rows(self) -> dict[str, int]:
@@ -173,6 +169,16 @@ class ShardingPlan:
             option = option_of(self.options, each.table)
             found[each.table] = replace(option, row_blocks=each.row_blocks, first=each.device)
         return found
+
+    def with_options(self, task: ShardingTask, options: Options) -> "ShardingPlan":
+        """Returns this plan with tables that take these options: columns are where they were."""
+        columns = (each for each in self.placements if option_of(options, each.table).by_columns)
+        pinned = (
+            Placement(table.name, 0, table.dim, homes[0], len(homes))
+            for table in task.tables
+            if (homes := option_of(options, table.name).homes)
+        )
+        return replace(self, placements=(*columns, *pinned), options={**self.options, **options})
 
     def with_columns(self, columns: "ShardingPlan") -> "ShardingPlan":
         """Returns this plan with another plan's columns; blocks of rows and copies stay."""
@@ -286,7 +292,8 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
-            _refuse(fault_of_blocks(table, pieces[table.name], self.num_devices))
+            homes = [placement.devices for placement in pieces[table.name]]
+            _refuse(fault_of_blocks(table, homes, self.num_devices))
 
     def _widths(self, task: ShardingTask) -> dict[str, dict[int, int]]:
         """Returns the number of columns of each table, by device."""
@@ -322,9 +329,17 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        copies = copies_memory(task, self.options)
+        copies = common_memory(task, self.options)
         held = self.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
+
+    def num_tables(self) -> tuple[int, ...]:
+        """Returns of how many tables each device holds a part or a copy."""
+        held: list[set[str]] = [set(self.copied) for _ in range(self.num_devices)]
+        for placement in self.placements:
+            for device in placement.devices:
+                held[device].add(placement.table)
+        return tuple(map(len, held))
 
     def pieces(self, task: ShardingTask) -> list[list[Piece]]:
         """Returns the pieces of each device, as `placed` has them."""

@@ -1,15 +1,13 @@
 """Plans as searches have them: pieces of tables in columns, and options of the others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from autoshard.workload.plans.placements import Placement
 from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tables.table import Piece
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import Options, blocks_of, option_of
+from autoshard.workload.ways.option import Options, option_of, pinned_parts
 
 
 class Sharded(NamedTuple):
@@ -24,13 +22,18 @@ class Sharded(NamedTuple):
     options: Options = MappingProxyType({})
 
     @staticmethod
+    def can_be(plan: ShardingPlan) -> bool:
+        """Returns whether searches know such plans: no slices of columns in blocks of rows."""
+        return not plan.has_grids
+
+    @staticmethod
     def of(plan: ShardingPlan, task: ShardingTask) -> "Sharded":
         """Returns a plan."""
         held = plan.held_tables(task)
         placed = [
             (Piece(held[each.table], each.start, each.width), each.device)
             for each in plan.placements
-            if each.row_blocks == 1
+            if len(each.devices) == 1
         ]
         return Sharded(placed, plan.all_options())
 
@@ -52,19 +55,13 @@ class Sharded(NamedTuple):
 
         Columns are assigned anew, so that a device has one piece of a table.
         """
-        columns = ShardingPlan.of_pieces(task, self.placed)
-        blocks = (
-            Placement(table.name, 0, table.dim, option.first, option.row_blocks)
-            for table in task.tables
-            if (option := option_of(self.options, table.name)).row_blocks > 1
-        )
-        return replace(columns, placements=(*columns.placements, *blocks), options=self.options)
+        return ShardingPlan.of_pieces(task, self.placed).with_options(task, self.options)
 
     def columns_placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns what the task of single devices places (`columns_task`): blocks of rows, too."""
-        blocks = [
-            block
+        pinned = [
+            part
             for table in task.tables
-            for block in blocks_of(task, table, option_of(self.options, table.name))
+            for part in pinned_parts(task, table, option_of(self.options, table.name))
         ]
-        return [*self.placed, *blocks]
+        return [*self.placed, *pinned]

@@ -18,6 +18,7 @@ from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tasks.links import Network
 from autoshard.workload.tasks.objective import Objective
 from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.ways.option import Exchange
 
 if TYPE_CHECKING:  # heavy, and not needed here
     from torch import Tensor
@@ -202,9 +203,8 @@ def expected_slowest(costs_ms: Floats, power: float) -> Floats:
 
 def first_copy(plan: ShardingPlan) -> str:
     """Returns the clause that a table, or hot rows of it, are copied, of the first such one."""
-    hot = next(iter(plan.copied_hot_rows), "")
-    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {hot} are"
-    return f"{what} copied to all devices"
+    name, option = next(each for each in plan.options.items() if each[1].has_copies)
+    return f"{option.copied_part(name)} copied to all devices"
 
 
 def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
@@ -272,23 +272,24 @@ class FurtherExchanges:
         )
 
 
+def node_columns(plan: ShardingPlan, task: ShardingTask) -> Floats:
+    """Returns the columns of partial sums that are reduced within each node: [nodes]."""
+    ranks, found = len(task.devices), np.zeros(task.nodes)
+    features = {table.name: table.features for table in task.tables}
+    for each in plan.placements:
+        if 1 < len(each.devices) < ranks:
+            node = each.device // (ranks // task.nodes)
+            found[node] += each.width * features[each.table]
+    return found
+
+
 def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
     """Returns what the further exchanges of a plan take (`FurtherExchanges`)."""
-    if not plan.row_wise:
-        return 0.0
-    ranks, nodes = len(task.devices), task.nodes
-    tables = {table.name: table for table in task.tables}
-    blocks, columns = set[int](), np.zeros(nodes)
-    for placement in plan.placements:
-        blocks.add(placement.row_blocks)
-        if 1 < placement.row_blocks < ranks:
-            width = placement.width * tables[placement.table].features
-            columns[placement.device // (ranks // nodes)] += width
-    whole, rows, node_rows = (
-        np.array(there) for there in (1 in blocks, ranks in blocks, bool(blocks - {1, ranks}))
-    )
+    ranks, tables = len(task.devices), {table.name: table for table in task.tables}
+    kinds = {Exchange.of(tables[p.table], len(p.devices), ranks) for p in plan.placements}
     exchanges = FurtherExchanges.of(task.objective, task.batch_size, ranks)
-    return float(exchanges.ms(whole, rows, node_rows, columns))
+    columns, rows, node_rows = (np.array(kind in kinds) for kind in Exchange)
+    return float(exchanges.ms(columns, rows, node_rows, node_columns(plan, task)))
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:

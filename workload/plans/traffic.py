@@ -6,7 +6,7 @@ from typing import NamedTuple
 from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tables.operators import WEIGHT_BYTES
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import option_of
+from autoshard.workload.ways.option import Exchange, all_copies
 
 _ID_BYTES = _LENGTH_BYTES = 8  # of a lookup, of a bag
 _OUTPUT_BYTES = 4
@@ -44,24 +44,21 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
     tables = plan.held_tables(task)
     for placement in plan.placements:
         table = tables[placement.table]
-        lengths = _LENGTH_BYTES * table.bags * placement.row_blocks  # to each block
+        spread = len(placement.devices)
+        lengths = _LENGTH_BYTES * table.bags * spread  # to each block
         inputs = batch * (_ID_BYTES * table.pooling_factor + lengths)
         yield Traffic("ids and lengths", inputs * near, inputs * far)
         sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * table.features
-        if placement.row_blocks == 1 or not table.pooled:
+        exchange = Exchange.of(table, spread, ranks)
+        if exchange is Exchange.OUTPUTS or not table.pooled:
             yield Traffic("outputs and gradients", sums * near, sums * far)
-        elif placement.row_blocks == ranks:
+        elif exchange is Exchange.SUMS:
             passed = sums * (ranks - 1)  # around a ring
             yield Traffic("partial sums of rows", passed * (1 - crossing), passed * crossing)
         else:
-            reduced = sums * (placement.row_blocks - 1)  # in the node, then sent to others
+            reduced = sums * (spread - 1)  # in the node, then sent to others
             yield Traffic("partial sums of rows", reduced, sums * far)
     weight_bytes = WEIGHT_BYTES[task.operator.weights]
-    copies = (
-        copy
-        for table in task.tables
-        for copy in option_of(plan.options, table.name).copies(table, batch)
-    )
-    for table in copies:
+    for table in all_copies(task, plan.options):
         passed = 2 * (ranks - 1) * weight_bytes * table.rows * table.dim
         yield Traffic("gradients of copies", passed * (1 - crossing), passed * crossing)

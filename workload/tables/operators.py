@@ -147,7 +147,7 @@ class OperatorOptions:
         weighted = np.array([table.weighted for table in tables], np.int64)
         stored = np.add(*self._stored(rows, widths))
         for number, table in enumerate(tables):
-            if table.cached_rows is not None:
+            if table.in_host_memory:
                 stored[number] = sum(self._on_device(pieces[number]))
         batch = self._for_a_batch(lookups, batch_size * features, widths, weighted)
         return np.asarray(stored + sum(batch))
@@ -155,7 +155,7 @@ class OperatorOptions:
     def host_bytes(self, piece: Piece) -> int:
         """Returns the host memory that a piece needs: none unless its weights are there."""
         rows, width = piece.table.rows, piece.width
-        if piece.table.cached_rows is None:
+        if not piece.table.in_host_memory:
             return 0
         return self.stored_bytes(rows, width) - self._state_on_device(rows)
 

@@ -161,6 +161,11 @@ class EmbeddingTable:
         return Piece(self, 0, self.dim)
 
     @property
+    def in_host_memory(self) -> bool:
+        """Returns whether its weights are in the host's memory."""
+        return self.cached_rows is not None
+
+    @property
     def in_device_memory(self) -> "EmbeddingTable":
         """Returns the table with all rows in the device's memory."""
         return self if self.cached_rows is None else replace(self, cached_rows=None)

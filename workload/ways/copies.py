@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, copies_memory
+from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class Copies(Way):
 
     name = "copies"
     demanded_by = "copied"
+    actions = ("data_parallel",)
     forbidden_by = frozenset(("together", "apart", "on", "not_on", "not_copied", "row_wise"))
 
     def taken_by(self, option: ShardingOption) -> bool:
@@ -28,24 +29,36 @@ class Copies(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}copied to all devices"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns TorchRec's sharding type."""
+        return "data-parallel"
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns that rows are everywhere."""
+        return "all devices"
+
     def options(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns the copy, where there are several devices and it has a price."""
         return [DATA_PARALLEL] if limits.copies and len(limits.task.devices) > 1 else []
 
-    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:  # noqa: ARG002
+    def after(
+        self,
+        action: str,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the copy of a table in columns."""
+        return DATA_PARALLEL if option == COLUMN_WISE else None
+
+    def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns the copy."""
         return DATA_PARALLEL
 
     def fault(
-        self,
-        table: EmbeddingTable,
-        option: ShardingOption,
-        task: ShardingTask,  # noqa: ARG002
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns that rows of a copied table are numbered, too."""
         if not option.copied or option.hot_rows is None:
@@ -59,7 +72,7 @@ class Copies(Way):
         """Yields which tables are copied, and who trains them."""
         if not (copied := plan.copied):
             return
-        size = format_bytes(copies_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total)
+        size = format_bytes(common_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total)
         yield (
             f"copied to all devices (data-parallel): {len(copied)} of {len(task.tables)} "
             f"tables, {size} on each, {names_of(copied)}: the optimizer of the dense layers "

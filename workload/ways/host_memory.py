@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption
+from autoshard.workload.ways.option import ShardingOption, option_of
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ class HostMemory(Way):
     """Weights are in the host's memory, and a cache, or none, is on the device."""
 
     name = "host memory"
+    actions = ("host_memory",)
+    unmeasured = "shards are measured in device memory alone: price the plan by a data sheet"
 
     def taken_by(self, option: ShardingOption) -> bool:
         """Returns whether the table is in host memory."""
@@ -33,19 +35,35 @@ class HostMemory(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in host memory"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns the rows of the cache."""
+        rows = option.cached_rows
+        return "in host memory (UVM), " + (f"cache of {rows:,} rows" if rows else "no cache")
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns known options without copies, but for caches."""
-        shared = [option for option in known if not option.copied and not option.hot_rows]
-        counts = limits.caches.get(table.name, ())
+        shared = [option for option in known if not option.has_copies]
+        cached = (option_of(some, table.name).cached_rows for some in limits.in_host_memory)
+        counts = dict.fromkeys(count for count in cached if count is not None)
         return [replace(option, cached_rows=count) for option in shared for count in counts]
 
-    def fault(
+    def after(
         self,
-        table: EmbeddingTable,
+        action: str,
         option: ShardingOption,
-        task: ShardingTask,  # noqa: ARG002
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the option with the largest cache that is smaller than the present one."""
+        counts = [other.cached_rows for other in known if other.cached_rows is not None]
+        if option.cached_rows is not None:
+            counts = [count for count in counts if count < option.cached_rows]
+        return replace(option, cached_rows=max(counts)) if counts else None
+
+    def fault(
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns that a cache is of more rows than there are, or that there are copies, too."""
         if option.cached_rows is not None and not 0 <= option.cached_rows <= table.rows:

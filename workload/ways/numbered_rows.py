@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks, hot_name
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption, copies_memory
+from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class HotRows(Way):
     """Each device has a copy of the most used rows."""
 
     name = "hot rows"
+    actions = ("hot_rows",)
     forbidden_by = frozenset(("together", "apart", "on", "not_on", "not_copied", "copied"))
 
     def taken_by(self, option: ShardingOption) -> bool:
@@ -37,6 +38,14 @@ class HotRows(Way):
         """Returns the clause for messages."""
         return f"hot rows of {table} are {'' if yes else 'not '}copied to all devices"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns the number of hot rows."""
+        return f"{option.hot_rows:,} hot rows data-parallel"
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns where hot and cold rows are."""
+        return f"{option.hot_rows:,} hot rows: all devices; others: {homes}"
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
@@ -50,6 +59,17 @@ class HotRows(Way):
             if option.by_columns
             or (option.row_blocks > 1 and can_be_blocks(table.rows - hot, option.row_blocks))
         ]
+
+    def after(
+        self,
+        action: str,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the option of a table in columns with hot rows, if it may have any."""
+        found = (each for each in known if each.hot_rows and replace(each, hot_rows=None) == option)
+        return next(found, None) if option == COLUMN_WISE else None
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
@@ -71,7 +91,7 @@ class HotRows(Way):
         if not (counts := plan.copied_hot_rows):
             return
         tables, held = {table.name: table for table in task.tables}, plan.held_tables(task)
-        size = format_bytes(copies_memory(task, {n: plan.options[n] for n in counts}).total)
+        size = format_bytes(common_memory(task, {n: plan.options[n] for n in counts}).total)
         lookups = sum(tables[name].pooling_factor for name in counts)
         share = 1 - sum(held[name].pooling_factor for name in counts) / lookups if lookups else 0.0
         profiled = all(tables[name].access is not None for name in counts)
@@ -97,11 +117,16 @@ class HashedIds(Way):
         """Returns the clause for messages."""
         return f"rows of {table} are {'' if yes else 'not '}numbered by a hash of their ids"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns how rows are numbered."""
+        return "hashed ids"
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns where rows are, and how they are numbered."""
+        return f"hashed ids: {homes}"
+
     def options(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,  # noqa: ARG002
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns none beside those of blocks of rows."""
         return []

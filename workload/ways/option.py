@@ -2,13 +2,32 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from enum import IntEnum
 from typing import Any
 
 from autoshard.workload.errors import FieldError
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.operators import MemoryParts
 from autoshard.workload.tables.table import EmbeddingTable, Piece, hot_name
 from autoshard.workload.tasks.rules import Rule
-from autoshard.workload.tasks.task import ShardingTask
+from autoshard.workload.tasks.task import Device, ShardingTask
+
+
+class Exchange(IntEnum):
+    """How outputs of tables get to the devices of their samples. Those of a kind go together."""
+
+    OUTPUTS = 0  # all-to-all of outputs
+    SUMS = 1  # partial sums, reduced and scattered by all devices
+    NODE_SUMS = 2  # partial sums, reduced within a node, and then sent to others
+
+    @staticmethod
+    def of(table: EmbeddingTable, spread: int, ranks: int) -> "Exchange":
+        """Returns the exchange of a table each row of which is on one of `spread` devices."""
+        if spread == 1:
+            return Exchange.OUTPUTS
+        if spread < ranks:
+            return Exchange.NODE_SUMS
+        return Exchange.SUMS if table.pooled else Exchange.OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,39 @@ class ShardingOption:
         return not self.copied and self.row_blocks == 1
 
     @property
+    def homes(self) -> range:
+        """Devices of the parts of a table, if the option says them: each has a block of rows."""
+        return range(self.first, self.first + self.row_blocks * (self.row_blocks > 1))
+
+    def at(self, first: int) -> "ShardingOption":
+        """Returns the option with `homes` from that device on; as it is where it has none."""
+        return replace(self, first=first) if self.homes and self.first != first else self
+
+    def exchange(self, table: EmbeddingTable, ranks: int) -> Exchange | None:
+        """Returns how a table's outputs are exchanged among `ranks` devices; None if they are not,
+        as each device has a copy.
+        """
+        return None if self.copied else Exchange.of(table, max(1, len(self.homes)), ranks)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether each device has a copy of the table, or of some rows."""
+        return self.copied or bool(self.hot_rows)
+
+    def copied_part(self, table: str) -> str:
+        """Returns what each device has a copy of, for messages."""
+        return f"hot rows of {table} are" if self.hot_rows else f"table {table} is"
+
+    def same_row_numbers(self, other: "ShardingOption") -> bool:
+        """Returns whether rows are numbered alike by both options."""
+        return self.hot_rows == other.hot_rows
+
+    @property
+    def on_many(self) -> bool:
+        """Whether several devices have rows of the same columns: copies, or blocks of rows."""
+        return self.has_copies or len(self.homes) > 0
+
+    @property
     def without_blocks(self) -> "ShardingOption":
         """The option but for blocks of rows, which a plan has in its placements."""
         return replace(self, row_blocks=1, first=0) if self.row_blocks > 1 else self
@@ -65,8 +117,10 @@ class ShardingOption:
 
         return hot_and_cold(table, self.hot_rows, batch_size)[:1]
 
-    def copies_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
-        """Returns what copies of a table take on each device, and the numbers of hot rows."""
+    def common_memory(self, table: EmbeddingTable, task: ShardingTask) -> MemoryParts:
+        """Returns what a table takes on each device, beside its parts on single ones: copies, and
+        the numbers of hot rows.
+        """
         copies = self.copies(table, task.batch_size)
         if not copies:
             return MemoryParts()
@@ -108,23 +162,35 @@ def option_of(options: Options, table: str) -> ShardingOption:
     return options.get(table, COLUMN_WISE)
 
 
-def copies_memory(task: ShardingTask, options: Options) -> MemoryParts:
-    """Returns what all copies by these options take on each device."""
+def common_memory(task: ShardingTask, options: Options) -> MemoryParts:
+    """Returns what all tables with these options take on each device, beside their parts."""
     found = MemoryParts()
     for table in task.tables:
         if table.name in options:
-            found = found.plus(options[table.name].copies_memory(table, task))
+            found = found.plus(options[table.name].common_memory(table, task))
     return found
 
 
-def blocks_of(
+def all_copies(task: ShardingTask, options: Options) -> list[EmbeddingTable]:
+    """Returns the tables, and tables of hot rows, of which each device has a copy."""
+    return [
+        copy
+        for table in task.tables
+        if table.name in options
+        for copy in options[table.name].copies(table, task.batch_size)
+    ]
+
+
+def pinned_parts(
     task: ShardingTask, table: EmbeddingTable, option: ShardingOption
 ) -> list[tuple[Piece, int]]:
-    """Returns the blocks of rows of a table as pieces, with their devices; none without blocks."""
-    if option.row_blocks == 1:
+    """Returns the parts of a table that have their devices by its option, and these: blocks of
+    rows.
+    """
+    if not option.homes:
         return []
     blocks = task.row_blocks(option.held(table, task.batch_size), option.row_blocks)
-    return [(block.whole(), option.first + number) for number, block in enumerate(blocks)]
+    return [(block.whole(), home) for block, home in zip(blocks, option.homes, strict=True)]
 
 
 def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
@@ -135,7 +201,7 @@ def tables_of_parts(task: ShardingTask, options: Options) -> dict[str, str]:
     for table in task.tables:
         option = option_of(options, table.name)
         held = option.held(table, task.batch_size)
-        parts = (held, *(block.table for block, _ in blocks_of(task, table, option)))
+        parts = (held, *(part.table for part, _ in pinned_parts(task, table, option)))
         found.update(dict.fromkeys((part.access_digest for part in parts), table.access_digest))
     return found
 
@@ -158,12 +224,7 @@ def columns_task(
     """
     if not options:
         return task
-    devices, copied_bytes = task.devices, copies_memory(task, options).total if reserve else 0
-    if copied_bytes:
-        devices = tuple(
-            replace(device, reserved_bytes=device.reserved_bytes + copied_bytes)
-            for device in devices
-        )
+    devices = _with_common_memory(task, options) if reserve else task.devices
     tables, of_blocks, elsewhere = list[EmbeddingTable](), list[Rule](), list[str]()
     for table in task.tables:
         option = option_of(options, table.name)
@@ -172,7 +233,7 @@ def columns_task(
             elsewhere += [hot_name(table.name)] * bool(option.hot_rows)
             continue
         elsewhere.append(table.name)
-        blocks = blocks_of(task, table, option)
+        blocks = pinned_parts(task, table, option)
         tables += [block.table for block, _ in blocks]
         of_blocks += _rules_of(blocks, table.name, task, table.name in grids)
     gone = {table.name for table in task.tables} - {table.name for table in tables}
@@ -180,6 +241,23 @@ def columns_task(
     rules = (*(rule for rule in kept if rule is not None), *of_blocks)
     beside = (*task.beside, *elsewhere)
     return replace(task, tables=tuple(tables), devices=devices, rules=rules, beside=beside)
+
+
+def _with_common_memory(task: ShardingTask, options: Options) -> tuple[Device, ...]:
+    """Returns devices on which the memory is reserved that tables take on each of them."""
+    taken, free = common_memory(task, options).total, task.usable_bytes
+    if not taken:
+        return task.devices
+    if taken >= free.min():
+        count = sum(option.has_copies for option in options.values())
+        raise FieldError(
+            "options",
+            f"copies of {count} tables, or of their hot rows, take {format_bytes(taken)} on each "
+            f"device, and device {free.argmin()} has {format_bytes(int(free.min()))}",
+        )
+    return tuple(
+        replace(device, reserved_bytes=device.reserved_bytes + taken) for device in task.devices
+    )
 
 
 def _rules_of(

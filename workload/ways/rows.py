@@ -24,6 +24,7 @@ class Rows(Way):
 
     name = "row-wise"
     demanded_by = "row_wise"
+    actions = ("row_wise", "table_row_wise")
     forbidden_by = frozenset(
         ("together", "apart", "on", "not_on", "whole", "max_slices", "copied", "not_row_wise")
     )
@@ -41,11 +42,19 @@ class Rows(Way):
         """Returns the clause for messages."""
         return f"{table} is {'' if yes else 'not '}in blocks of rows"
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns TorchRec's sharding type, and the number of blocks."""
+        blocks = option.row_blocks
+        if slices > 1:
+            return f"grid, {slices} slices x {blocks} blocks"
+        return f"{'row-wise' if blocks == ranks else 'table-row-wise'}, {blocks} blocks"
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns the devices, each of which has a block."""
+        return f"by rows: {homes}"
+
     def options(
-        self,
-        table: EmbeddingTable,
-        known: Sequence[ShardingOption],  # noqa: ARG002
-        limits: OptionLimits,
+        self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns blocks of rows on all devices, and on those of each node."""
         if not limits.rows:
@@ -53,11 +62,24 @@ class Rows(Way):
         ranks, nodes = len(limits.task.devices), limits.task.nodes
         of_node, found = ranks // nodes, list[ShardingOption]()
         if ranks > 1 and can_be_blocks(table.rows, ranks):
-            found.append(in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids))
+            found.append(in_blocks(COLUMN_WISE, ranks, 0, limits))
         if 1 < of_node < ranks and can_be_blocks(table.rows, of_node):
             firsts = range(0, ranks, of_node)
-            found += [in_blocks(COLUMN_WISE, of_node, n, limits.hash_ids) for n in firsts]
+            found += [in_blocks(COLUMN_WISE, of_node, n, limits) for n in firsts]
         return found
+
+    def after(
+        self,
+        action: str,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns blocks on all devices, or on those of one node, if there are several."""
+        ranks, nodes = len(limits.task.devices), limits.task.nodes
+        if action == "row_wise":
+            return in_blocks(option, ranks, 0, limits)
+        return in_blocks(option, ranks // nodes, 0, limits) if nodes > 1 else None
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns blocks on all devices; FieldError if there are too few rows, or devices."""
@@ -67,7 +89,7 @@ class Rows(Way):
         if not can_be_blocks(table.rows, ranks):
             problem = f"{table.rows} rows in {ranks} even blocks leave a device empty"
             raise FieldError("row_wise", problem)
-        return in_blocks(COLUMN_WISE, ranks, 0, limits.hash_ids)
+        return in_blocks(COLUMN_WISE, ranks, 0, limits)
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
@@ -76,12 +98,7 @@ class Rows(Way):
         if option.row_blocks == 1:
             return None
         rows = option.held(table, task.batch_size).rows
-        if can_be_blocks(rows, option.row_blocks):
-            return None
-        return (
-            f"table {table.name}: {rows} rows in {option.row_blocks} even blocks leave a device "
-            "without rows: shard it otherwise"
-        )
+        return _fault_of_even_blocks(table.name, rows, option.row_blocks)
 
     def notes(self, plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:
         """Yields which tables are in blocks of rows, and how evenly blocks are used."""
@@ -95,10 +112,48 @@ class Rows(Way):
         yield from _use_of_blocks(plan, task)
 
 
-def in_blocks(option: ShardingOption, count: int, first: int, hash_ids: bool) -> ShardingOption:
+def in_blocks(
+    option: ShardingOption, count: int, first: int, limits: OptionLimits
+) -> ShardingOption:
     """Returns an option in columns, but for `count` blocks of rows from device `first` on."""
-    hot_rows = 0 if option.hot_rows is None and hash_ids else option.hot_rows
+    hot_rows = 0 if option.hot_rows is None and limits.hash_ids else option.hot_rows
     return replace(option, row_blocks=count, first=first, hot_rows=hot_rows)
+
+
+def fault_of_blocks(table: EmbeddingTable, homes: Sequence[range], num_devices: int) -> str | None:
+    """Returns why a table's blocks of rows are not even, over all devices or those of a node.
+
+    Args:
+        table: The table.
+        homes: Devices of each slice of columns, at least one; one device has all rows of a slice.
+        num_devices: Number of devices of the plan.
+    """
+    count = len(homes[0])
+    if any(len(devices) != count for devices in homes):
+        return f"table {table.name} has pieces of different row_blocks: all need the same number"
+    if count == 1:
+        return None
+    if count < 1 or num_devices % count or any(devices.start % count for devices in homes):
+        return (
+            f"table {table.name} is in {count} blocks of rows from device {homes[0].start} "
+            f"on: take all {num_devices} devices, or those of a node (row_blocks divides "
+            "the number of devices, and the first device is a multiple of it)"
+        )
+    if count == num_devices and len(homes) > 1:
+        return (
+            f"table {table.name} is in blocks of rows on all devices and in slices of "
+            "columns: take either"
+        )
+    return _fault_of_even_blocks(table.name, table.rows, count)
+
+
+def _fault_of_even_blocks(table: str, rows: int, count: int) -> str | None:
+    if can_be_blocks(rows, count):
+        return None
+    return (
+        f"table {table}: {rows} rows in {count} even blocks leave a device without rows: shard it "
+        "otherwise"
+    )
 
 
 def _use_of_blocks(plan: "ShardingPlan", task: ShardingTask) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.rules import Kind
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import ShardingOption
+from autoshard.workload.ways.option import Options, ShardingOption
 
 if TYPE_CHECKING:
     from autoshard.workload.plans.plan import ShardingPlan
@@ -25,7 +25,7 @@ class OptionLimits:
         rows: Whether tables may be in blocks of rows that need not be.
         hot_rows: Tables whose hot rows may be copied, and how many rows that are.
         hash_ids: Whether rows in blocks are numbered by a hash of their ids.
-        caches: Tables that may be in host memory, and the rows of caches that are tried.
+        in_host_memory: Sets of options in which tables are in host memory, with caches.
     """
 
     task: ShardingTask
@@ -33,7 +33,12 @@ class OptionLimits:
     rows: bool = True
     hot_rows: Mapping[str, int] = field(default_factory=dict)
     hash_ids: bool = False
-    caches: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    in_host_memory: Sequence[Options] = ()
+
+    @staticmethod
+    def required(task: ShardingTask) -> "OptionLimits":
+        """Returns the limits by which tables take what rules demand alone."""
+        return OptionLimits(task, copies=False, rows=False)
 
 
 class Way:
@@ -43,13 +48,17 @@ class Way:
         name: Label in differences of plans, and key in their JSON.
         demanded_by: Kind of rule by which its tables have no other option; None if there is none.
         forbidden_by: Kinds of rules whose tables may not have it.
+        actions: Kinds of actions of the environment that give a table such an option.
+        unmeasured: Why shards of such tables cannot be measured; None if they can.
     """
 
     name: str
     demanded_by: Kind | None = None
     forbidden_by: frozenset[Kind] = frozenset()
+    actions: tuple[str, ...] = ()
+    unmeasured: str | None = None
 
-    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:  # noqa: ARG002
+    def forbids(self, kind: Kind, option: ShardingOption, devices: int) -> bool:
         """Returns whether a table with a rule of this kind may not have an option that is sharded
         so, on so many devices.
         """
@@ -59,7 +68,7 @@ class Way:
         """Returns whether a table with this option is sharded so."""
         raise NotImplementedError
 
-    def rows_of(self, option: ShardingOption) -> int | None:  # noqa: ARG002
+    def rows_of(self, option: ShardingOption) -> int | None:
         """Returns the number of rows that an option names, by which tables differ in a way."""
         return None
 
@@ -67,10 +76,42 @@ class Way:
         """Returns the clause that a table is sharded so, or is not, for messages."""
         raise NotImplementedError
 
+    def words(self, option: ShardingOption, slices: int, ranks: int) -> str:
+        """Returns what an option that is sharded so is called in reports, as TorchRec's planner
+        calls it.
+
+        Args:
+            option: The option.
+            slices: Number of slices of columns.
+            ranks: Number of devices.
+        """
+        raise NotImplementedError
+
+    def where(self, option: ShardingOption, homes: str) -> str:
+        """Returns where rows of a table that is sharded so are, with pieces on devices `homes`."""
+        return homes
+
     def options(
         self, table: EmbeddingTable, known: Sequence[ShardingOption], limits: OptionLimits
     ) -> list[ShardingOption]:
         """Returns options that a table may have beside those of ways before this one."""
+        raise NotImplementedError
+
+    def after(
+        self,
+        action: str,
+        option: ShardingOption,
+        known: Sequence[ShardingOption],
+        limits: OptionLimits,
+    ) -> ShardingOption | None:
+        """Returns the option of a table after one of `actions`; None if that changes nothing.
+
+        Args:
+            action: Kind of action.
+            option: Option of the table before.
+            known: Options that it may take.
+            limits: Limits of options.
+        """
         raise NotImplementedError
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
@@ -78,10 +119,7 @@ class Way:
         raise NotImplementedError
 
     def fault(
-        self,
-        table: EmbeddingTable,  # noqa: ARG002
-        option: ShardingOption,  # noqa: ARG002
-        task: ShardingTask,  # noqa: ARG002
+        self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask
     ) -> str | None:
         """Returns why a table with an option cannot be sharded so; None if it can, or is not."""
         return None

@@ -8,6 +8,7 @@ are taken to hold the most used rows, as those do that evict the least frequentl
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.tables.operators import FLOAT_BYTES, WEIGHT_BYTES, OperatorOptions
 from autoshard.workload.tables.table import EmbeddingTable, Piece
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import DATA_PARALLEL, copies_memory
+from autoshard.workload.ways.option import Options, common_memory, option_of
 
 _SHARES = np.append(0.0, np.geomspace(1e-4, 0.97, 48))  # of rows that a cache may have room for
+# Of all device memory, for tables and caches: what is left lets pieces be placed, and devices be
+# balanced.
+_FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 _BISECTIONS = 60
 _LEAST_PRICE, _MOST_PRICE = 1e-12, 1e6  # bytes over the link for a byte of memory
 
@@ -53,7 +57,28 @@ def _link_numbers(
     return np.asarray(forward), np.where(cached, 0.0, 2 * distinct * weight) + state
 
 
-def cached_rows(task: ShardingTask, budgets_bytes: Sequence[float]) -> Iterator[dict[str, int]]:
+def options_with_caches(task: ShardingTask, required: Options) -> list[Options]:
+    """Returns sets of options in which tables are in host memory that do not fit into that of
+    devices, with caches that are smaller from set to set.
+
+    Args:
+        task: The task, with all tables in device memory.
+        required: Options of tables to which rules leave no other.
+    """
+    budgets_bytes = [share * float(task.usable_bytes.sum()) for share in _FILLS]
+    found = list[Options]()
+    for counts in cached_rows(task, budgets_bytes, required):
+        caches = {
+            name: replace(option_of(required, name), cached_rows=count)
+            for name, count in counts.items()
+        }
+        found.append({**required, **caches})
+    return [some for number, some in enumerate(found) if some not in found[:number]]
+
+
+def cached_rows(
+    task: ShardingTask, budgets_bytes: Sequence[float], required: Options = MappingProxyType({})
+) -> Iterator[dict[str, int]]:
     """Yields which tables to keep in host memory, and the rows that their caches have room for.
 
     Minimises the bytes that a batch moves between host and devices, with all that devices hold
@@ -63,16 +88,16 @@ def cached_rows(task: ShardingTask, budgets_bytes: Sequence[float]) -> Iterator[
     Args:
         task: The task, with all tables in device memory.
         budgets_bytes: Memory of all devices together, for each choice.
+        required: Options of tables to which rules leave no other; copied ones are in device memory.
     """
-    copied = {name for rule in task.rules if rule.kind == "copied" for name in rule.tables}
-    tables = [table for table in task.tables if table.name not in copied]
+    tables = [table for table in task.tables if not option_of(required, table.name).has_copies]
     if not tables:
         yield from ({} for _ in budgets_bytes)
         return
     memory, traffic = np.stack([_choices(task, table) for table in tables], axis=1)
-    of_copies = len(task.devices) * copies_memory(task, dict.fromkeys(copied, DATA_PARALLEL)).total
+    taken = len(task.devices) * common_memory(task, required).total
     for budget_bytes in budgets_bytes:
-        chosen = _cheapest(memory, traffic, budget_bytes - of_copies)
+        chosen = _cheapest(memory, traffic, budget_bytes - taken)
         yield {
             table.name: int(_caches(table)[number])
             for table, number in zip(tables, chosen.tolist(), strict=True)
