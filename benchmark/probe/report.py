@@ -157,7 +157,8 @@ class MachineProbe:
         """Returns the probe that `to_json` wrote."""
         PROBE_SCHEMA.check(document)
         with documents.fields_of("probe"):
-            probe: MachineProbe = _read(MachineProbe, document, "probe")
+            fields = {name: document[name] for name in MachineProbe.__dataclass_fields__}
+            probe: MachineProbe = _read(MachineProbe, fields, "probe")
             return probe
 
 
@@ -203,12 +204,16 @@ def _read(kind: Any, value: Any, name: str) -> Any:
             raise ValueError(f"{name}: {value!r} is neither positive nor missing (null)")
         return _read(kind, value, name)
     if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{name} is no list: {value!r}")
         return tuple(_read(of[0], each, name) for each in value)
     if get_origin(kind) is Literal and value not in of:
         raise ValueError(f"{name} is none of {', '.join(of)}: {value!r}")
     if kind is str and not isinstance(value, str):
         raise TypeError(f"{name} is no text: {value!r}")
-    types = get_type_hints(kind) if is_dataclass(kind) else None
-    if types is None:
+    if not is_dataclass(kind):
         return kind(value) if kind in (int, float) else value
+    types = get_type_hints(kind)
+    if unknown := sorted(set(value) - set(types)):
+        raise ValueError(f"{name} has no field {unknown[0]!r}")
     return kind(**{field: _read(each, value[field], field) for field, each in types.items()})

@@ -21,10 +21,10 @@ from autoshard.workload.plans.step_price import (
     further_ways_ms,
     node_columns,
 )
-from autoshard.workload.ways.option import Exchange, Options, ShardingOption, all_copies
+from autoshard.workload.ways.option import OutputExchange, Options, ShardingOption, all_copies
 
 # Loads of an option: its exchange, copies, its own milliseconds, and its columns on each node.
-_COPIES, OWN_MS = len(Exchange), len(Exchange) + 1
+_COPIES, OWN_MS = len(OutputExchange), len(OutputExchange) + 1
 NODES = OWN_MS + 1  # the first load of a node
 
 
@@ -107,7 +107,7 @@ def num_sharded(loads: Floats) -> Floats:
 def loads_of_whole(tables: int) -> Floats:
     """Returns loads of so many whole tables, without their own milliseconds: [NODES]."""
     found = np.zeros(NODES)
-    found[Exchange.OUTPUTS] = tables
+    found[OutputExchange.OUTPUTS] = tables
     return found
 
 
@@ -157,9 +157,9 @@ class CommonPrice:
         if exchange is None:
             return found
         found[exchange] = 1.0
-        if exchange is Exchange.OUTPUTS:
+        if exchange is OutputExchange.OUTPUTS:
             return found
-        if exchange is Exchange.NODE_SUMS:
+        if exchange is OutputExchange.NODE_SUMS:
             found[NODES + option.homes[0] // self._per_node] = whole.whole().output_width
         if self._overhead is not None:
             found[OWN_MS] += self._overhead.of_rows.ms(self.task, {table: len(option.homes)})
@@ -168,7 +168,7 @@ class CommonPrice:
     def loads_of(self, options: Options) -> Floats:
         """Returns the sum over all tables: [loads]."""
         found = np.zeros(NODES + self.task.nodes)
-        found[Exchange.OUTPUTS] = sum(table not in options for table in self._tables)
+        found[OutputExchange.OUTPUTS] = sum(table not in options for table in self._tables)
         found[OWN_MS] = sum(ms for name, ms in self._sharded_ms.items() if name not in options)
         for table, option in options.items():
             found += self.loads(table, option)

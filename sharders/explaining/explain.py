@@ -143,12 +143,12 @@ def differences(
     )
     tables = {table.name: table for table in task.tables}
     options, there = plan.all_options(), other.all_options()
-    many = {name for name, option in options.items() if option.on_many}
+    everywhere = {name for name, option in options.items() if option.copied or option.homes}
     elsewhere: dict[str, int] = defaultdict(int)
     for move in moves_between(other, plan, task):
-        if move.table not in many:
+        if move.table not in everywhere:
             elsewhere[move.table] += move.width
-    differ = (name for name in many if options[name] != there.get(name))
+    differ = (n for n in options if options[n].on_many and options[n] != there.get(n))
     elsewhere |= {name: tables[name].dim for name in differ}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)

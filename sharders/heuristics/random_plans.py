@@ -34,7 +34,7 @@ def copying_plans(
 ) -> Iterator[ShardingPlan]:
     """Yields plans with copies of a random share of the tables that are small enough.
 
-    If no table is small there are none. PlanError as for `random_plans`.
+    If no table is small, or there is one device, there are none. PlanError as for `random_plans`.
     """
     small = [table for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
     return _valid(_with_options(plans, task, rng, Copies(), small, _COPIED_SHARES), task)
@@ -58,9 +58,16 @@ def _with_options(
     tables: Sequence[EmbeddingTable],
     shares: Sequence[float],
 ) -> Iterator[ShardingPlan]:
-    """Yields plans in which a random share of some tables takes the first option of a way."""
-    limits = OptionLimits(task)
-    known = {table.name: some[0] for table in tables if (some := way.options(table, (), limits))}
+    """Yields plans in which a random share of some tables takes the option of a way that is on
+    all devices.
+    """
+    limits, ranks = OptionLimits(task), len(task.devices)
+    known = {
+        table.name: option
+        for table in tables
+        for option in way.options(table, (), limits)
+        if option.copied or len(option.homes) == ranks
+    }
     for plan in plans if known else ():
         number = max(1, round(rng.choice(shares) * len(known)))
         chosen = rng.permutation([*known])[:number].tolist()

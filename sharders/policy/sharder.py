@@ -20,9 +20,9 @@ from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.ways.option import Options
 
 _CANDIDATES, _WIDE_CANDIDATES = 4, 8  # plans of rollouts, and of wide ones, that are compared
-_STARTS = 3  # plans of these from which a search may start, beside the greedy plan
+_STARTS = 3  # plans of a set of options from which a search may start
 _MANY_TABLES = 2 * PIECES
-_NEAR = 1.01  # step over the best: such sets of options are worth rollouts
+_NEAR = 1.01  # step over the best: such plans may be better by expectation, or end better
 _SAME = 0.002  # relative difference of expectations by which plans are as good
 # After so many rollouts, restarts of the search gain 0.05 % and take a quarter of the time more.
 # The policy was trained on equal devices: where they differ, restarts gain 1 to 4 %.
@@ -77,7 +77,7 @@ class PolicySharder:
         search = replace(self._search, kicks=_MIXED_KICKS) if task.hardware else self._search
         run = TaskSearch(search, task, until, sets.options)
         begun = run.descents(greedy) if len(greedy) > 1 else []
-        near = [each for each in begun if each.step_ms < _NEAR * begun[0].step_ms]
+        near = [each for each in begun if each.step_ms <= _NEAR * begun[0].step_ms]
         chosen = [each.sharded().options for each in near] or [greedy[0].options]
         found = [plan for plan in greedy if plan.options in chosen]
         begun, first = begun[:1], [] if begun else found
@@ -85,11 +85,11 @@ class PolicySharder:
             # Each by itself: a start that is worse than another's may end better.
             begun += run.descents(first + of_policy[:_STARTS])
             found, first = found + of_policy, []
-        near = [each for each in begun if each.step_ms < _NEAR * min(map(step_of, begun))]
+        near = [each for each in begun if each.step_ms <= _NEAR * min(map(step_of, begun))]
         expected_of = StepPredictor(self._oracle, task).expected_of
         best = min(near, key=lambda each: expected_of(each.sharded().plan(task)))
         found += [*(each.sharded() for each in near), *run.results(best)]
-        choice = _Choice(self._oracle, task, sets.options.allowed(found))
+        choice = _Choice(self._oracle, task, sets.options.allowed(found), expected_of)
         for later in run.further(best):
             with suppress(PlanError):
                 choice.offer(*sets.options.allowed([later]))
@@ -176,13 +176,17 @@ class _Choice:
         oracle: Predicts costs.
         task: Task of the plans.
         plans: Plans to begin with.
+        expected_of: Returns the expected step of a plan over scenarios, in ms.
     """
 
     def __init__(
-        self, oracle: EstimatedCosts, task: ShardingTask, plans: Sequence[ShardingPlan]
+        self,
+        oracle: EstimatedCosts,
+        task: ShardingTask,
+        plans: Sequence[ShardingPlan],
+        expected_of: Callable[[ShardingPlan], float],
     ) -> None:
-        self._oracle, self._task = oracle, task
-        self._expected_of = StepPredictor(oracle, task).expected_of
+        self._oracle, self._task, self._expected_of = oracle, task, expected_of
         expected = {plan: self._expected_of(plan) for plan in dict.fromkeys(plans)}
         limit_ms = (1 + _SAME) * min(expected.values())
         alike = [plan for plan, expected_ms in expected.items() if expected_ms <= limit_ms]

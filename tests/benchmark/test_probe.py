@@ -289,7 +289,7 @@ def operator_with(**changes: object) -> dict[str, object]:
         ({"version": 2}, "has version 2"),
         ({"source": "guessed"}, "source is none of measured, inferred, data sheet: 'guessed'"),
         ({"operator": 3}, "wrong kind"),
-        ({"operator": {"updates": [], "stop_us": {}}}, "no field 'start_us'"),
+        ({"operator": {"updates": [], "stop_us": {}}}, "operator has no field 'stop_us'"),
         ({"operator": {"start_us": {"forward": 1}}}, "no field 'backward'"),
         (operator_with(updates=3), "wrong kind"),
         (operator_with(updates=[{"optimizer": "adam"}]), "optimizer is none of"),

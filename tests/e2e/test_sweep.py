@@ -7,15 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from commands import PATIENCE, Watched, run
 from mlflow import MlflowClient
 from ray._private.state import actors
-from ray.tune import Tuner
 from trainings import SWEPT
 
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.tune_shard import trainable_of
 from autoshard.sharders import load_policy
 
 SWEEP = (
@@ -37,41 +34,6 @@ def trials_of(uri: str) -> dict[str, Any]:
         )
         for run in found
     }
-
-
-@pytest.mark.parametrize("by_tune", [False, True], ids=["resume", "Tuner.restore"])
-def test_a_sweep_that_is_killed_goes_on(by_tune: bool, cluster: object, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    options = f"{SWEEP} --num-samples 4 --max-iterations 8 --storage sweep --json sweep.json"
-    sweep = Watched("tune_shard.py", options, tmp_path)
-    states = tmp_path / "sweep" / "trials"
-    while not any(f.read_text().count("TERMINATED") >= 2 for f in states.glob("experiment_st*")):
-        assert sweep.process.poll() is None, sweep.log.read_text()
-        time.sleep(0.05)
-    time.sleep(
-        0.5
-    )  # Tune copies one file of its state after the other, each of which is empty first
-    sweep.kill()
-    before = trials_of(uri)
-    finished = {name for name, (run, _) in before.items() if run.info.status == "FINISHED"}
-    assert len(finished) >= 2
-    if by_tune:  # as its users do; the command has the winner left to test
-        trainable = trainable_of(str(tmp_path / "sweep"))
-        tuned = Tuner.restore(str(states), trainable, resume_errored=True).fit()
-        assert (len(tuned), tuned.num_terminated) == (4, 4)
-    run("tune_shard.py", "--resume --storage sweep", tmp_path)
-    told = json.loads((tmp_path / "sweep.json").read_text())
-    assert [trial["status"] for trial in told["trials"]] == ["finished"] * 4
-    iterations = {trial["mlflow_run"]: trial["iterations"] for trial in told["trials"]}
-    after = trials_of(uri)
-    assert len(after) == 4
-    repeated = 0
-    for name, (found, steps) in after.items():
-        assert found.info.status == "FINISHED"
-        assert sorted(set(steps)) == list(range(1, iterations[found.info.run_id] + 1))
-        if name in finished and found.info.end_time != before[name][0].info.end_time:
-            repeated += 1
-    assert len(finished) - repeated >= 2  # all that Tune had noted; that takes half a second
 
 
 def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_bad_input_ends_in_a_line(
     with pytest.raises(UserError, match="a window needs at least 20 batches, got 3"):
         DriftMonitor(plan, task, oracle, STEPS, window=3)
     hot = replace(plan, options={plan.placements[0].table: ShardingOption(hot_rows=5)})
-    with pytest.raises(UserError, match=r"copies hot rows of table t\d+: give their hot_ids"):
+    with pytest.raises(UserError, match=r"no ids of table t\d+, of which the plan copies"):
         DriftMonitor(hot, task, oracle, STEPS)
     with pytest.raises(UserError, match="batches: an item is a int"):
         monitor_of(known).observe(3)

@@ -102,6 +102,9 @@ def test_further_ways_start_anew_and_rows_of_nodes_come_after_others() -> None:
     ):
         plan = ShardingPlan(placements, RANKS)
         assert further_ways_ms(plan, task) == pytest.approx(expected)
+    # Outputs of unpooled tables by rows are exchanged with those of columns.
+    unpooled = replace(task, tables=tuple(replace(table, pooled=False) for table in tables))
+    assert further_ways_ms(ShardingPlan((whole, rows), RANKS), unpooled) == 0
     inside = replace(network.inside, ring_latency_s=9e-3)
     late = replace(task, objective=Objective("step", replace(network, inside=inside)))
     for placements, expected in (

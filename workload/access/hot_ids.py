@@ -61,7 +61,7 @@ def hottest_ids(counts: Mapping[str, int], known: Mapping[str, Ints]) -> dict[st
         known: Ids by table, in the order of use.
     """
     if missing := sorted(set(counts) - set(known)):
-        raise UserError(f"the plan copies hot rows of table {missing[0]}: give their hot_ids")
+        raise UserError(f"no ids of table {missing[0]}, of which the plan copies hot rows")
     return {name: known[name][:count] for name, count in counts.items()}
 
 

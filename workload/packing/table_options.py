@@ -108,7 +108,7 @@ class TableOptions:
 
     def _lack_of_host(self, plan: ShardingPlan) -> str | None:
         """Returns which device's tables need more of the host's memory than there is, if any."""
-        if plan.is_plain:
+        if not plan.cached_rows:
             return None
         held = plan.host_bytes(self.task)
         most = max(range(len(held)), key=held.__getitem__)

@@ -249,4 +249,4 @@ def _ranges(rows: int, *plans: Sequence[Placement]) -> list[tuple[int, int]]:
 def _device_at(placements: Sequence[Placement], column: int, row: int, rows: int) -> int:
     """Returns the device that has a column of a row."""
     found = next(p for p in reversed(placements) if p.start <= column)
-    return next(device for _, end, device in found.row_ranges(rows) if row < end)
+    return found.device_of(row, rows)

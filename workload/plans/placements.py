@@ -61,6 +61,10 @@ class Placement:
         firsts = range(0, size * self.row_blocks, size)
         return [(n, min(n + size, rows), d) for n, d in zip(firsts, self.devices, strict=True)]
 
+    def device_of(self, row: int, rows: int) -> int:
+        """Returns the device that holds a row of a table with so many rows."""
+        return self.device + row // rows_of_block(rows, self.row_blocks)
+
 
 def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
     """Returns one piece per table and device, with as many columns as before.

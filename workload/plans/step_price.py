@@ -18,7 +18,7 @@ from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tasks.links import Network
 from autoshard.workload.tasks.objective import Objective
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import Exchange
+from autoshard.workload.ways.option import OutputExchange
 
 if TYPE_CHECKING:  # heavy, and not needed here
     from torch import Tensor
@@ -286,9 +286,9 @@ def node_columns(plan: ShardingPlan, task: ShardingTask) -> Floats:
 def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
     """Returns what the further exchanges of a plan take (`FurtherExchanges`)."""
     ranks, tables = len(task.devices), {table.name: table for table in task.tables}
-    kinds = {Exchange.of(tables[p.table], len(p.devices), ranks) for p in plan.placements}
+    kinds = {OutputExchange.of(tables[p.table], len(p.devices), ranks) for p in plan.placements}
     exchanges = FurtherExchanges.of(task.objective, task.batch_size, ranks)
-    columns, rows, node_rows = (np.array(kind in kinds) for kind in Exchange)
+    columns, rows, node_rows = (np.array(kind in kinds) for kind in OutputExchange)
     return float(exchanges.ms(columns, rows, node_rows, node_columns(plan, task)))
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from autoshard.workload.plans.plan import ShardingPlan
 from autoshard.workload.tables.operators import WEIGHT_BYTES
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import Exchange, all_copies
+from autoshard.workload.ways.option import OutputExchange, all_copies
 
 _ID_BYTES = _LENGTH_BYTES = 8  # of a lookup, of a bag
 _OUTPUT_BYTES = 4
@@ -49,10 +49,10 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
         inputs = batch * (_ID_BYTES * table.pooling_factor + lengths)
         yield Traffic("ids and lengths", inputs * near, inputs * far)
         sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * table.features
-        exchange = Exchange.of(table, spread, ranks)
-        if exchange is Exchange.OUTPUTS or not table.pooled:
+        exchange = OutputExchange.of(table, spread, ranks)
+        if exchange is OutputExchange.OUTPUTS or not table.pooled:
             yield Traffic("outputs and gradients", sums * near, sums * far)
-        elif exchange is Exchange.SUMS:
+        elif exchange is OutputExchange.SUMS:
             passed = sums * (ranks - 1)  # around a ring
             yield Traffic("partial sums of rows", passed * (1 - crossing), passed * crossing)
         else:

@@ -13,7 +13,7 @@ from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.tasks.task import Device, ShardingTask
 
 
-class Exchange(IntEnum):
+class OutputExchange(IntEnum):
     """How outputs of tables get to the devices of their samples. Those of a kind go together."""
 
     OUTPUTS = 0  # all-to-all of outputs
@@ -21,13 +21,13 @@ class Exchange(IntEnum):
     NODE_SUMS = 2  # partial sums, reduced within a node, and then sent to others
 
     @staticmethod
-    def of(table: EmbeddingTable, spread: int, ranks: int) -> "Exchange":
+    def of(table: EmbeddingTable, spread: int, ranks: int) -> "OutputExchange":
         """Returns the exchange of a table each row of which is on one of `spread` devices."""
         if spread == 1:
-            return Exchange.OUTPUTS
+            return OutputExchange.OUTPUTS
         if spread < ranks:
-            return Exchange.NODE_SUMS
-        return Exchange.SUMS if table.pooled else Exchange.OUTPUTS
+            return OutputExchange.NODE_SUMS
+        return OutputExchange.SUMS if table.pooled else OutputExchange.OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class ShardingOption:
         """Returns the option with `homes` from that device on; as it is where it has none."""
         return replace(self, first=first) if self.homes and self.first != first else self
 
-    def exchange(self, table: EmbeddingTable, ranks: int) -> Exchange | None:
+    def exchange(self, table: EmbeddingTable, ranks: int) -> OutputExchange | None:
         """Returns how a table's outputs are exchanged among `ranks` devices; None if they are not,
         as each device has a copy.
         """
-        return None if self.copied else Exchange.of(table, max(1, len(self.homes)), ranks)
+        return None if self.copied else OutputExchange.of(table, max(1, len(self.homes)), ranks)
 
     @property
     def has_copies(self) -> bool:
