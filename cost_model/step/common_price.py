@@ -21,7 +21,7 @@ from autoshard.workload.plans.step_price import (
     further_ways_ms,
     node_columns,
 )
-from autoshard.workload.ways.option import OutputExchange, Options, ShardingOption, all_copies
+from autoshard.workload.ways.option import Options, OutputExchange, ShardingOption, all_copies
 
 # Loads of an option: its exchange, copies, its own milliseconds, and its columns on each node.
 _COPIES, OWN_MS = len(OutputExchange), len(OutputExchange) + 1
