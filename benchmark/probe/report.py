@@ -211,9 +211,9 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         raise ValueError(f"{name} is none of {', '.join(of)}: {value!r}")
     if kind is str and not isinstance(value, str):
         raise TypeError(f"{name} is no text: {value!r}")
-    if not is_dataclass(kind):
+    types = get_type_hints(kind) if is_dataclass(kind) else None
+    if types is None:
         return kind(value) if kind in (int, float) else value
-    types = get_type_hints(kind)
     if unknown := sorted(set(value) - set(types)):
         raise ValueError(f"{name} has no field {unknown[0]!r}")
     return kind(**{field: _read(each, value[field], field) for field, each in types.items()})
