@@ -43,6 +43,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.packing.table_options import OptionResources
 from autoshard.workload.plans.replicas import group_sizes
 
 _DEFAULT = "autoshard"
@@ -324,9 +325,11 @@ def main(config: ShardConfig) -> None:
         context,
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
-        num_hot_ids=config.num_hot_ids(tables),
-        hash_ids=config.hash_ids,
-        host_bytes=int((config.host_memory_gb or 0) * _GB),
+        resources=OptionResources(
+            config.num_hot_ids(tables),
+            config.hash_ids,
+            int((config.host_memory_gb or 0) * _GB),
+        ),
         seconds=None if config.measures else config.seconds,
     )
     oracle = context.costs

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from autoshard.sharders.replanning.incremental import IncrementalSharder
     from autoshard.sharders.required_options import RequiredOptions
     from autoshard.sharders.search.local_search import LocalSearch, LocalSearchSharder
-    from autoshard.sharders.search.option_sets import OptionResources
     from autoshard.sharders.search.steps import Step, next_steps
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -76,7 +75,6 @@ __all__ = [
     "Measurer",
     "MeasuringSharder",
     "NeuroShardSharder",
-    "OptionResources",
     "Policy",
     "PolicyError",
     "PolicySharder",

@@ -1,8 +1,8 @@
 """`SharderContext`: cost model, policy and measurer of sharders, loaded on demand."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ from autoshard.cost_model import (
 )
 from autoshard.sharders.policy.files import SHIPPED, Policy, load_policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
+from autoshard.workload.packing.table_options import NO_RESOURCES, OptionResources
 
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
-    from autoshard.sharders.search.option_sets import OptionResources
 
 MEASURE_SECONDS = 20.0  # enough for 60 tables on two cores
 
@@ -33,11 +33,7 @@ class SharderContext:
         measure_seconds: Seconds that a measuring sharder may take.
         seed: Seed of all random choices.
         seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
-        num_hot_ids: Tables whose most used rows are known, and how many of them: plans may copy
-            these to all devices.
-        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
-        host_bytes: Memory of the host for each device, where tables may be that do not fit into
-            devices' memory; 0 if none may.
+        resources: Ids of hot rows, hashed ids and host memory, as far as options may use them.
     """
 
     oracle: EstimatedCosts | None = None
@@ -46,16 +42,7 @@ class SharderContext:
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
     seconds: float | None = None
-    num_hot_ids: Mapping[str, int] = field(default_factory=dict)
-    hash_ids: bool = False
-    host_bytes: int = 0
-
-    @property
-    def option_resources(self) -> "OptionResources":
-        """Returns the resources of sharding options: ids of hot rows, hashed ids, host memory."""
-        from autoshard.sharders.search.option_sets import OptionResources  # heuristics do without
-
-        return OptionResources(self.num_hot_ids, self.hash_ids, self.host_bytes)
+    resources: OptionResources = NO_RESOURCES
 
     @property
     def costs(self) -> EstimatedCosts:

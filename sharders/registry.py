@@ -69,7 +69,7 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
         search,
         context.seed,
         context.seconds,
-        resources=context.option_resources,
+        resources=context.resources,
     )
 
 
@@ -110,7 +110,7 @@ SHARDERS: dict[str, SharderSpec] = {
             context.costs,
             context.seconds or sharders.ANNEAL_SECONDS,
             seed=context.seed,
-            resources=context.option_resources,
+            resources=context.resources,
         ),
         time="all",
         ways="chosen",
@@ -224,7 +224,7 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     made = spec.make(context)
     if spec.ways != "required":
         return made
-    return sharders.RequiredOptions(made, context.oracle, context.host_bytes)
+    return sharders.RequiredOptions(made, context.oracle, context.resources.host_bytes)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autoshard.workload.access.hot_ids import load_hot_ids, save_hot_ids
     from autoshard.workload.access.memory_tiers import fast_rows, slow_share
     from autoshard.workload.errors import FieldError, UserError
+    from autoshard.workload.packing.table_options import OptionResources
     from autoshard.workload.plans.placements import Placement
     from autoshard.workload.plans.plan import PlanError, ShardingPlan
     from autoshard.workload.plans.protocols import CostOracle, ShardCost, Sharder
@@ -46,6 +47,7 @@ __all__ = [
     "Network",
     "Objective",
     "OperatorOptions",
+    "OptionResources",
     "Piece",
     "Placement",
     "PlanError",

@@ -37,6 +37,7 @@ from autoshard.integration.planning.tables import ModelOptions, model_options
 from autoshard.integration.planning.task import PlanOptions
 from autoshard.sharders.context import SharderContext
 from autoshard.sharders.registry import make_sharder
+from autoshard.workload.packing.table_options import OptionResources
 from autoshard.workload.plans.plan import PlanError, ShardingPlan
 from autoshard.workload.plans.protocols import Sharder
 from autoshard.workload.tables.table import MAX_POOLING_FACTOR, EmbeddingTable
@@ -247,7 +248,7 @@ class PlanAdapter(Proposer, Partitioner):  # type: ignore[misc]
         task = replace(task, rules=(*task.rules, *known.rules))
         if known.uvm and model.data_sheet is not None:
             host = min(int(device.storage.ddr) for device in storage.devices)
-            context = replace(context, host_bytes=host)
+            context = replace(context, resources=OptionResources(host_bytes=host))
         return context, task
 
     def _plan(self, context: SharderContext, task: ShardingTask) -> ShardingPlan:

@@ -9,9 +9,10 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.heuristics.cost_greedy import AloneGreedySharder
 from autoshard.sharders.policy.files import Policy
 from autoshard.sharders.policy.sharder import PolicySharder
-from autoshard.sharders.search.option_sets import NO_RESOURCES, OptionResources, OptionSets
+from autoshard.sharders.search.option_sets import OptionSets
 from autoshard.sharders.search.simulated_annealing import Annealing
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.packing.table_options import NO_RESOURCES, OptionResources
 from autoshard.workload.plans.sharded import Sharded
 
 ANNEAL_SECONDS = 60.0

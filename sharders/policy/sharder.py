@@ -12,10 +12,14 @@ from autoshard.sharders.policy.files import Policy
 from autoshard.sharders.policy.groups import PIECES
 from autoshard.sharders.policy.rollouts import PolicyRollouts, Rollout
 from autoshard.sharders.search.local_search import LocalSearch, TaskSearch, step_of
-from autoshard.sharders.search.option_sets import NO_RESOURCES, OptionResources, OptionSets, Start
+from autoshard.sharders.search.option_sets import OptionSets, Start
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing.pack import check_total, pack
-from autoshard.workload.packing.table_options import TableOptions
+from autoshard.workload.packing.table_options import (
+    NO_RESOURCES,
+    OptionResources,
+    TableOptions,
+)
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.ways.option import Options
 

@@ -12,7 +12,7 @@ Greedy plans tell which set is the best to begin with. The search changes what t
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -24,7 +24,12 @@ from autoshard.sharders.heuristics.cost_greedy import FusedGreedySharder
 from autoshard.sharders.heuristics.split_greedy import cut_greedy, split_greedy
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.packing.table_options import TableOptions, until_worse
+from autoshard.workload.packing.table_options import (
+    NO_RESOURCES,
+    OptionResources,
+    TableOptions,
+    until_worse,
+)
 from autoshard.workload.packing.units import Placeable, PlacementUnit
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.plans.step_price import StepPrice
@@ -37,25 +42,6 @@ _MORE = (1.0, 1.3, 1.6, 2.0)  # the same, where tables that lose a little may be
 _HEAVY = 0.25  # of what a device takes on average: tables that take more may be worth rows
 _Splits = Literal["never", "quickly", "thoroughly"]
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tables by rows that are tried
-
-
-@dataclass(frozen=True)
-class OptionResources:
-    """Resources of sharding options: ids of hot rows, hashed ids, host memory.
-
-    Args:
-        num_hot_ids: Tables whose most used rows are known, and how many of these.
-        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
-        host_bytes: Memory of the host for each device, for tables for which device memory is too
-            small; 0 if none may be there.
-    """
-
-    num_hot_ids: Mapping[str, int] = field(default_factory=dict)
-    hash_ids: bool = False
-    host_bytes: int = 0
-
-
-NO_RESOURCES = OptionResources()
 
 
 class Start:

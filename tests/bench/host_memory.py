@@ -9,6 +9,7 @@ from autoshard.sharders import make_sharder, needs_of, open_context
 from autoshard.workload import Device, Objective, PlanError, ShardingTask, load_tables
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.packing.gpu_memory import SORT_BYTES
+from autoshard.workload.packing.table_options import OptionResources
 from autoshard.workload.tables.operators import INDEX_BYTES, OperatorOptions
 from autoshard.workload.tasks.rules import Rule
 from autoshard.workload.ways.option import ShardingOption, columns_task
@@ -55,7 +56,8 @@ def _steps(task: ShardingTask, share: float) -> tuple[float, float]:
     """
     model = roofline_model(_SHEET).for_objective(task.objective, _RANKS)
     context = open_context(needs_of(["autoshard"]), task.tables, _BATCH, model)
-    planned = make_sharder("autoshard", replace(context, host_bytes=_HOST_BYTES)).shard(task)
+    known = replace(context, resources=OptionResources(host_bytes=_HOST_BYTES))
+    planned = make_sharder("autoshard", known).shard(task)
     planned.check(task)
     even_ms = []
     names = tuple(table.name for table in task.tables)

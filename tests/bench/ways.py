@@ -23,6 +23,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.packing.table_options import OptionResources
 from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.tables.table import rows_of_block
 from autoshard.workload.tasks.rules import Kind, Rule
@@ -154,7 +155,9 @@ def _sorted_step(alpha: float, cumulated: Floats) -> Metric:
     task = _task((table, *load_tables("synthetic:20:3:small")), _SORTED_RANKS, _SLOW)
     task = replace(task, rules=(Rule("row_wise", (table.name,)),))
     context = context_of(task)
-    known = replace(context, num_hot_ids={table.name: int(_HOT_SHARE * _SORTED_ROWS)})
+    known = replace(
+        context, resources=OptionResources({table.name: int(_HOT_SHARE * _SORTED_ROWS)})
+    )
     steps = [
         context.costs.step_ms(make_sharder("autoshard", each).shard(task), task)
         for each in (known, context)

@@ -18,6 +18,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.packing.table_options import NO_RESOURCES, OptionResources
 from autoshard.workload.ways.option import ShardingOption, columns_task
 
 SHEET, RANKS, BATCH = DATA_SHEETS["h100-80gb"], 4, 8192
@@ -40,7 +41,9 @@ def task_of(share: float) -> ShardingTask:
 
 def context_of(task: ShardingTask, policy: Policy, host_bytes: int = HOST) -> SharderContext:
     model = roofline_model(SHEET).for_objective(task.objective, RANKS)
-    return SharderContext(EstimatedCosts(model, BATCH), policy, host_bytes=host_bytes)
+    return SharderContext(
+        EstimatedCosts(model, BATCH), policy, resources=OptionResources(host_bytes=host_bytes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_tables_that_do_not_fit_are_cached(name: str, share: float, policy: Poli
     task = task_of(share)
     context = context_of(task, policy)
     with pytest.raises(PlanError, match="of memory are missing"):
-        make_sharder(name, replace(context, host_bytes=0)).shard(task)
+        make_sharder(name, replace(context, resources=NO_RESOURCES)).shard(task)
     plan = make_sharder(name, context).shard(task)
     plan.check(task)
     cached = set(plan.cached_rows)
@@ -65,7 +68,7 @@ def test_tables_that_do_not_fit_are_cached(name: str, share: float, policy: Poli
         options = {name: ShardingOption(cached_rows=n) for name, n in counts.items()}
         apart = columns_task(task, options)
         with suppress(PlanError):  # for all but the smallest, memory may be missing
-            even = make_sharder(name, replace(context, host_bytes=0)).shard(apart)
+            even = make_sharder(name, replace(context, resources=NO_RESOURCES)).shard(apart)
             even = replace(even, options={**even.options, **options})
             even.check(task)
             even_ms.append(context.costs.step_ms(even, task))
@@ -77,7 +80,7 @@ def test_tables_that_fit_stay_in_device_memory(policy: Policy) -> None:
     context = context_of(task, policy)
     plan = make_sharder("autoshard", context).shard(task)
     assert not plan.cached_rows
-    assert plan == make_sharder("autoshard", replace(context, host_bytes=0)).shard(task)
+    assert plan == make_sharder("autoshard", replace(context, resources=NO_RESOURCES)).shard(task)
 
 
 def test_the_link_to_the_host_counts_where_plans_are_priced(policy: Policy) -> None:
@@ -108,6 +111,8 @@ def test_the_host_s_memory_is_a_limit(policy: Policy) -> None:
 def test_cpus_have_no_link_to_the_host() -> None:
     task = replace(task_of(0.5), objective=Objective(), batch_size=1024)
     costs = EstimatedCosts(load_model("cpu"), 1024)
-    sharder = make_sharder("cost_fused", SharderContext(costs, host_bytes=HOST))
+    sharder = make_sharder(
+        "cost_fused", SharderContext(costs, resources=OptionResources(host_bytes=HOST))
+    )
     with pytest.raises(UserError, match=r"is in host memory, and no bandwidth from cpu: "):
         sharder.shard(task)

@@ -14,6 +14,7 @@ from autoshard.sharders import (
     next_steps,
 )
 from autoshard.workload import EmbeddingTable, Objective, ShardingPlan, ShardingTask
+from autoshard.workload.packing.table_options import OptionResources
 from autoshard.workload.tables.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.tasks.rules import Rule
 
@@ -43,7 +44,7 @@ def task() -> ShardingTask:
 
 def context_of(policy: Policy, **num_hot_ids: int) -> SharderContext:
     costs = EstimatedCosts(load_model("cpu").for_objective(STEP), 1024)
-    return SharderContext(costs, policy, num_hot_ids=num_hot_ids)
+    return SharderContext(costs, policy, resources=OptionResources(num_hot_ids))
 
 
 @pytest.mark.parametrize("name", ["policy", "autoshard", "cost_fused_search"])
@@ -102,7 +103,9 @@ def test_hashed_ids_even_out_blocks_without_copies(
 ) -> None:
     context = context_of(policy)
     before = make_sharder(name, context).shard(task)
-    plan = make_sharder(name, replace(context, hash_ids=True)).shard(task)
+    plan = make_sharder(name, replace(context, resources=OptionResources(hash_ids=True))).shard(
+        task
+    )
     plan.check(task)
     assert plan.hot_rows["heavy"] == 0
     assert plan.copied == before.copied

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoshard.workload.errors import FieldError
@@ -25,6 +25,26 @@ from autoshard.workload.ways.rows import Rows, in_blocks
 
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
 _WORSE = 2  # plans in a row that are no faster end `until_worse`
+
+
+@dataclass(frozen=True)
+class OptionResources:
+    """What options of tables may use beside the memory of devices.
+
+    Args:
+        num_hot_ids: Tables whose most used rows are known, and how many of these: plans may copy
+            them to all devices.
+        hash_ids: Whether rows in blocks are numbered by a hash of their ids.
+        host_bytes: Memory of the host for each device, where tables may be that do not fit into
+            devices' memory; 0 if none may.
+    """
+
+    num_hot_ids: Mapping[str, int] = field(default_factory=dict)
+    hash_ids: bool = False
+    host_bytes: int = 0
+
+
+NO_RESOURCES = OptionResources()
 
 
 class TableOptions:
