@@ -10,7 +10,7 @@ Greedy plans tell which set is the best to begin with. The search changes what t
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -106,11 +106,12 @@ class OptionSets:
         self, oracle: EstimatedCosts, task: ShardingTask, resources: OptionResources = NO_RESOURCES
     ) -> None:
         self.oracle, self.task = oracle, task
-        limits = replace(
-            oracle.priced_options(task),
-            hot_rows=_hot_row_counts(oracle, task, resources.num_hot_ids),
-            hash_ids=resources.hash_ids,
-        )
+        limits = replace(oracle.priced_options(task), hash_ids=resources.hash_ids)
+        if resources.num_hot_ids:
+            from autoshard.sharders.search.hot_row_counts import hot_row_counts  # few tasks need it
+
+            counts = hot_row_counts(oracle, task, resources.num_hot_ids)
+            limits = replace(limits, hot_rows=counts)
         self.options = TableOptions(limits, resources.host_bytes)
         self._common = oracle.common(task)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
@@ -392,13 +393,3 @@ def _best(found: Sequence[Start]) -> Start:
 
 def _step_ms(start: Start) -> float:
     return start.step_ms
-
-
-def _hot_row_counts(
-    oracle: EstimatedCosts, task: ShardingTask, num_known: Mapping[str, int]
-) -> Mapping[str, int]:
-    if not num_known:
-        return {}
-    from autoshard.sharders.search.hot_row_counts import hot_row_counts  # few tasks need it
-
-    return hot_row_counts(oracle, task, num_known)

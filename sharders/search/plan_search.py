@@ -299,11 +299,7 @@ class PlanSearch(SearchState):
         heavy = heavy[weights[heavy] > _MIN_FLIPPED * self._means.sum(1).mean()]
         others = (n for n, option in enumerate(self._options) if option != COLUMN_WISE)
         numbers = dict.fromkeys([*heavy.tolist(), *islice(others, _FLIPPED)])
-        return [n for n in numbers if self._has_options(n)]
-
-    def _has_options(self, number: int) -> bool:
-        """Returns whether a unit is a single table."""
-        return len(self._masks.units[number].pieces) == 1
+        return [n for n in numbers if len(self._masks.units[n].pieces) == 1]
 
     def _flips(
         self, numbers: Sequence[int], options: TableOptions, slices: bool = False
