@@ -123,9 +123,9 @@ def _swept(
         if budget.is_spent and left_out:
             cli.say(f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score")
 
-        # 5. The winner is tested against the defaults, stored and registered.
-        winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
+        # 5. The winner is tested against the defaults, stored and, when all else is, registered.
         front = _front(outcomes, config, run)
+        winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
         trial_runs = [logged.run_of(trial) for trial in trials]
         run.note(
             f"The best of {len(trial_runs)} trials has the score {winner['best']['score']:.4f}: "
@@ -158,11 +158,12 @@ def _front(
     outcomes: Sequence[TrialOutcome], config: TuneShardConfig, run: runs.TrackedRun
 ) -> list[str]:
     """Draws the Pareto front of several objectives; returns the runs on it in MLflow."""
-    if len(config.metrics) == 1:
+    ended = finished(outcomes)
+    if len(config.metrics) == 1 or not ended:
         return []
     from autoshard.experiments.sweeps.front import Front
 
-    front = Front([asdict(found) for found in finished(outcomes)])
+    front = Front([asdict(found) for found in ended])
     with tempfile.TemporaryDirectory() as place:
         run.artifact(front.draw(Path(place)), "front")
     cli.say(
