@@ -76,7 +76,7 @@ class NvmlReadings:
         return False
 
     def _ask(self, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
-        """Returns the answer of NVML on the GPU, or what stands for none."""
+        """Returns the answer of NVML on the GPU, or a default where there is none."""
         nvml = _ready()
         if nvml is None:
             return unknown

@@ -191,13 +191,17 @@ class CommonPrice:
         return float(self.ms(loads, splits))
 
     def check(self, plan: ShardingPlan) -> None:
-        """Raises UserError if the plan has what it is not known what that takes."""
+        """Raises UserError if the plan has copies, and it is not known what they take."""
         if plan.has_copies and not self.knows_copies:
             raise self._copies_unknown(plan)
 
     def error_ms(self, plan: ShardingPlan, normal: Floats) -> Floats:
-        """Returns what all devices bear more than by `plan_ms` if its relative error is so many
-        standard deviations: that of copies, which is the same for all plans.
+        """Returns the error of `plan_ms`, [scenarios], which is that of copies.
+
+        Args:
+            plan: The plan.
+            normal: Standard normal draws, one for each scenario; copies take the same relative
+                error in all plans.
         """
         if self._overhead is None or self._overhead.copies is None or not plan.has_copies:
             return np.zeros(len(normal))

@@ -1,4 +1,4 @@
-"""What TorchRec is told of each table of a plan: sharding type, kernel, parts on ranks, cache."""
+"""Each table of a plan in TorchRec: its sharding type, kernel, parts on ranks, and cache."""
 
 import os
 from collections.abc import Mapping, Sequence

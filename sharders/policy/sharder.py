@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.pricing.prediction import Placed, StepPredictor
@@ -90,7 +91,7 @@ class PolicySharder:
             begun += run.descents(first + of_policy[:_STARTS])
             found, first = found + of_policy, []
         near = [each for each in begun if each.step_ms <= _NEAR * min(map(step_of, begun))]
-        expected_of = StepPredictor(self._oracle, task).expected_of
+        expected_of = cache(StepPredictor(self._oracle, task).expected_of)
         best = min(near, key=lambda each: expected_of(each.sharded().plan(task)))
         found += [*(each.sharded() for each in near), *run.results(best)]
         choice = _Choice(self._oracle, task, sets.options.allowed(found), expected_of)

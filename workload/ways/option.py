@@ -82,7 +82,7 @@ class ShardingOption:
         return f"hot rows of {table} are" if self.hot_rows else f"table {table} is"
 
     def same_row_numbers(self, other: "ShardingOption") -> bool:
-        """Returns whether rows are numbered alike by both options."""
+        """Returns whether both options number rows in the same way."""
         return self.hot_rows == other.hot_rows
 
     @property
