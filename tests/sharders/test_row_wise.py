@@ -122,7 +122,10 @@ def test_every_sharder_keeps_to_rules_about_rows(policy: Policy) -> None:
     for name in ("random", "size_lookup", "cost", "cost_fused", "neuroshard", *CHOOSING):
         plan = make_sharder(name, context_of(policy)).shard(task)
         plan.check(task)
-        assert set(plan.row_wise) == {names[0], names[1]}
+        required = {*names[:2]}
+        assert required <= {*plan.row_wise}
+        assert names[2] not in plan.row_wise
+        assert name in CHOOSING or {*plan.row_wise} == required
     small = EmbeddingTable("small", 2, 16, 1.0)
     few = replace(step_task((small, *OTHERS), 3), rules=(Rule("row_wise", ("small",)),))
     with pytest.raises(PlanError, match=r"table small: 2 rows in 3 even blocks leave a device"):
