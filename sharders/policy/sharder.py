@@ -93,7 +93,10 @@ class PolicySharder:
         near = [each for each in begun if each.step_ms <= _NEAR * min(map(step_of, begun))]
         expected_of = cache(StepPredictor(self._oracle, task).expected_of)
         best = min(near, key=lambda each: expected_of(each.sharded().plan(task)))
-        found += [*(each.sharded() for each in near), *run.results(best)]
+        found += [each.sharded() for each in near]
+        # Either may end as the better plan; mostly they are one.
+        for each in dict.fromkeys((min(near, key=step_of), best)):
+            found += run.results(each)
         choice = _Choice(self._oracle, task, sets.options.allowed(found), expected_of)
         for later in run.further(best):
             with suppress(PlanError):
