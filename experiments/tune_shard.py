@@ -70,8 +70,8 @@ def _swept(
 ) -> dict[str, Any]:
     """Runs the sweep, and returns its result."""
     # 2. Shared by all trials: tables by part, the cost model, the store of measurements.
-    tables, task = _shared(config, storage)
-    model, store = task.model, task.store
+    tables, setup = _shared(config, storage)
+    model, store = setup.model, setup.store
     space = search_space(config.is_population_based)
     tags = {
         "tables": short_name(config.tables),
@@ -102,7 +102,7 @@ def _swept(
         stack.enter_context(ray_cluster())
         started = time.monotonic()
         check_nodes(storage, SWEEP)
-        look_at_pool = _pool_started(stack, task, storage)
+        look_at_pool = _pool_started(stack, setup, storage)
 
         # 4. All trials.
         cli.say(
@@ -113,7 +113,9 @@ def _swept(
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
         logged = MLflowTrials(run, scheduler, resumed, look_at_pool)
         stack.callback(logged.close)
-        trials, ended = run_trials(task, config, space, scheduler, logged, storage, resumed, budget)
+        trials, ended = run_trials(
+            setup, config, space, scheduler, logged, storage, resumed, budget
+        )
         if not ended:
             raise KeyboardInterrupt(f"continue with --resume --storage {config.storage}")
         outcomes = [
@@ -125,14 +127,14 @@ def _swept(
 
         # 5. The winner is tested against the defaults, stored and, when all else is, registered.
         front = _front(outcomes, config, run)
-        winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
+        winner = keep_winner(setup, default_point(space), trials, outcomes, storage, run, tags)
         trial_runs = [logged.run_of(trial) for trial in trials]
         run.note(
             f"The best of {len(trial_runs)} trials has the score {winner['best']['score']:.4f}: "
             "step time over that of each task's best heuristic. "
             f"[Compare the trials]({run.link(trial_runs)})"
         )
-        if task.config.measures:
+        if setup.config.measures:
             run.data(store_source(store))
 
         # 6. The result.
@@ -193,13 +195,13 @@ def trainable_of(storage: str) -> Any:
     return trainable(_shared(config, folder)[1])
 
 
-def _pool_started(stack: ExitStack, task: TrainingSetup, storage: Storage) -> Callable[[], None]:
+def _pool_started(stack: ExitStack, setup: TrainingSetup, storage: Storage) -> Callable[[], None]:
     """Starts the pool if trials measure; returns a function to keep its store and print notices."""
-    if not task.config.measures:
+    if not setup.config.measures:
         return lambda: None
-    pool, notices = BenchmarkPool(task.store, kind=task.config.devices), Notices()
+    pool, notices = BenchmarkPool(setup.store, kind=setup.config.devices), Notices()
     stack.callback(pool.close)
-    check_hardware(task.model, pool, task.config.cost_model)
+    check_hardware(setup.model, pool, setup.config.cost_model)
     pool.check_store_is_here()
 
     def look() -> None:

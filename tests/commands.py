@@ -203,7 +203,7 @@ class Watched:
 
 
 def in_pool(pool: BenchmarkPool, question: Callable[[Any], Any]) -> Any:
-    """What a function finds in the process of the pool's actor."""
+    """What a function returns in the process of the pool's actor."""
     return ray.get(pool._actor.__ray_call__.remote(question))
 
 

@@ -17,7 +17,7 @@ _LIMITS = {
 
 
 class NvmlReadings:
-    """What NVML reports on the GPU of a UUID; nothing where NVML is missing or not permitted."""
+    """Readings of the GPU with a UUID; empty where NVML is missing or not permitted."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from autoshard.benchmark.plan_cost import save_picture
 from autoshard.cost_model.learning.evaluation import Evaluation
 from autoshard.cost_model.learning.training import Curves
-from autoshard.workload import UserError
 
 
 def draw_all(found: Evaluation, curves: Curves, folder: Path) -> Sequence[Path]:
@@ -66,11 +66,8 @@ def _draw_errors_by_size(found: Evaluation, path: Path) -> None:
 def _picture(path: Path, title: str) -> Iterator[Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
     yield axes
     axes.set_title(title)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the picture cannot be written: {error}") from error
+    save_picture(figure, path)

@@ -131,7 +131,7 @@ class MixedExpectation:
 
 
 class MixedScenarios(MixedExpectation, Scenarios):
-    """The same in several scenarios, in each of which a table has one correction for each kind.
+    """Prices in several scenarios: in each, a table has one correction for each kind of device.
 
     What training takes beside operators on all devices alike is that of the first kind.
     """

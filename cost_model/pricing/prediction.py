@@ -186,7 +186,7 @@ class StepPredictor:
 
     @cached_property
     def _common_prices(self) -> list[CommonPrice]:
-        """What all devices bear by the overhead, and by each of its members."""
+        """Prices of what all devices have in common, by the overhead and by each of its members."""
         return [CommonPrice(overhead, self._task) for overhead in self._overheads]
 
     def _of_scenarios(self, members: Sequence[Floats | float], kind: EstimatedCosts) -> Floats:

@@ -199,13 +199,13 @@ class CommonPrice:
         """Returns the error of `plan_ms`, [scenarios], which is that of copies.
 
         Args:
-            plan: The plan.
+            plan: The plan, which has copies.
             normal: Standard normal draws, one for each scenario; copies take the same relative
                 error in all plans.
         """
-        if self._overhead is None or self._overhead.copies is None or not plan.has_copies:
-            return np.zeros(len(normal))
+        assert self._overhead is not None
         overhead = self._overhead.copies
+        assert overhead is not None  # or `plan_ms` has no price
         relative = np.exp(overhead.deviation * normal - overhead.deviation**2 / 2) - 1
         copies = all_copies(self.task, plan.options)
         return np.asarray(overhead.ms(self.task, copies) * relative)

@@ -28,9 +28,9 @@ class PolicyTrial(Trainable):
     many.
     """
 
-    def setup(self, config: dict[str, Any], task: TrainingSetup) -> None:  # type: ignore[override]
+    def setup(self, config: dict[str, Any], setup: TrainingSetup) -> None:  # type: ignore[override]
         """Prepares the folder. Training starts in `step` or `load_checkpoint`."""
-        self._task, self._values = task, config
+        self._setup, self._values = setup, config
         self._folder = RunFolder(Path(tempfile.mkdtemp(prefix="autoshard-trial-")) / "work")
         self._training: Training | None = None
 
@@ -80,9 +80,9 @@ class PolicyTrial(Trainable):
     def _start(self, saved: SavedRun | None = None) -> Training:
         if saved is None:
             self._folder.begin(force=True)
-        task, hyper = self._task, hyperparameters(self._values)
-        config = replace(task.config, hyper=hyper, out=self._folder.folder)
-        return Training(replace(task, config=config), self._folder, saved, adapt=False)
+        setup, hyper = self._setup, hyperparameters(self._values)
+        config = replace(setup.config, hyper=hyper, out=self._folder.folder)
+        return Training(replace(setup, config=config), self._folder, saved, adapt=False)
 
     def _stop(self) -> None:
         if self._training is not None:

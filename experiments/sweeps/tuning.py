@@ -190,15 +190,15 @@ def make_search(config: TuneShardConfig, space: Space) -> SearchAlgorithm | Sear
     )
 
 
-def trainable(task: TrainingSetup) -> Any:
+def trainable(setup: TrainingSetup) -> Any:
     """Returns the trainable of a sweep, which `Tuner.restore` requires."""
     return tune.with_resources(
-        tune.with_parameters(PolicyTrial, task=task), {"CPU": _CPUS_PER_TRIAL}
+        tune.with_parameters(PolicyTrial, setup=setup), {"CPU": _CPUS_PER_TRIAL}
     )
 
 
 def run_trials(
-    task: TrainingSetup,
+    setup: TrainingSetup,
     config: TuneShardConfig,
     space: Space,
     scheduler: TrialScheduler,
@@ -227,7 +227,7 @@ def run_trials(
     one = len(config.metrics) == 1  # of several, Tune leaves all to the search
     # Written to the storage as tuner.pkl, from which `Tuner.restore` of Tune's users goes on.
     tuner = tune.Tuner(
-        trainable(task),
+        trainable(setup),
         # Optuna has the space already.
         param_space=dict(space) if isinstance(search, BasicVariantGenerator) else None,
         tune_config=TuneConfig(

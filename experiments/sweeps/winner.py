@@ -30,7 +30,7 @@ _TEST_TASKS = 32
 
 
 def keep_winner(
-    task: TrainingSetup,
+    setup: TrainingSetup,
     default: dict[str, Value],
     trials: Sequence[Trial],
     outcomes: Sequence[TrialOutcome],
@@ -48,7 +48,7 @@ def keep_winner(
         for found in ended:
             if found.values == default:
                 kept["defaults"] = _fetched(by_id[found.trial_id], Path(place) / "defaults")
-        figures = _test(task, kept, run)
+        figures = _test(setup, kept, run)
         RunFolder(kept["winner"]).mirror(storage.within("winner"))
         tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
         version = run.register(policy_files(kept["winner"]), f"{runs.POLICIES}@{ALIAS}", tags)
@@ -68,14 +68,14 @@ def keep_winner(
     }
 
 
-def _test(task: TrainingSetup, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
+def _test(setup: TrainingSetup, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
     """Compares the kept policies with heuristics on test tables, and logs a plan of the winner.
 
     Returns the ratios to each task's best heuristic, and each policy's number of tasks without a
     plan.
     """
-    model = task.model
-    tasks = list(islice(unseen_tasks(task, "test", TEST_SEED), _TEST_TASKS))
+    model = setup.model
+    tasks = list(islice(unseen_tasks(setup, "test", TEST_SEED), _TEST_TASKS))
     policies = {name: load_policy(folder) for name, folder in kept.items()}
     outcomes = PolicyEvaluator(tasks).outcomes(
         policies["winner"], model, (*HEURISTICS, "cost_fused"), policies

@@ -235,7 +235,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a training starts from. All trials of a sweep share it but for hyperparameters."""
+    """Options, tables and cost model of a training; trials of a sweep differ in hyperparameters."""
 
     config: PPOShardConfig  # options
     parts: Parts  # tables by part

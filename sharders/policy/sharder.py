@@ -16,11 +16,7 @@ from autoshard.sharders.search.local_search import LocalSearch, TaskSearch, step
 from autoshard.sharders.search.option_sets import OptionSets, Start
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing.pack import check_total, pack
-from autoshard.workload.packing.table_options import (
-    NO_RESOURCES,
-    OptionResources,
-    TableOptions,
-)
+from autoshard.workload.packing.table_options import NO_RESOURCES, OptionResources, TableOptions
 from autoshard.workload.plans.sharded import Sharded
 from autoshard.workload.ways.option import Options
 
@@ -90,12 +86,13 @@ class PolicySharder:
             # Each by itself: a start that is worse than another's may end better.
             begun += run.descents(first + of_policy[:_STARTS])
             found, first = found + of_policy, []
-        near = [each for each in begun if each.step_ms <= _NEAR * min(map(step_of, begun))]
+        fastest = min(begun, key=step_of)
+        near = [each for each in begun if each.step_ms <= _NEAR * fastest.step_ms]
         expected_of = cache(StepPredictor(self._oracle, task).expected_of)
         best = min(near, key=lambda each: expected_of(each.sharded().plan(task)))
         found += [each.sharded() for each in near]
         # Either may end as the better plan; mostly they are one.
-        for each in dict.fromkeys((min(near, key=step_of), best)):
+        for each in dict.fromkeys((fastest, best)):
             found += run.results(each)
         choice = _Choice(self._oracle, task, sets.options.allowed(found), expected_of)
         for later in run.further(best):

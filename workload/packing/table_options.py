@@ -29,7 +29,7 @@ _WORSE = 2  # plans in a row that are no faster end `until_worse`
 
 @dataclass(frozen=True)
 class OptionResources:
-    """What options of tables may use beside the memory of devices.
+    """Resources of sharding options beside the memory of devices.
 
     Args:
         num_hot_ids: Tables whose most used rows are known, and how many of these: plans may copy

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import COLUMN_WISE, DATA_PARALLEL, ShardingOption, common_memory
+from autoshard.workload.ways.option import DATA_PARALLEL, ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -42,16 +42,6 @@ class Copies(Way):
     ) -> list[ShardingOption]:
         """Returns the copy, where there are several devices and it has a price."""
         return [DATA_PARALLEL] if limits.copies and len(limits.task.devices) > 1 else []
-
-    def after(
-        self,
-        action: str,
-        option: ShardingOption,
-        known: Sequence[ShardingOption],
-        limits: OptionLimits,
-    ) -> ShardingOption | None:
-        """Returns the copy of a table in columns."""
-        return DATA_PARALLEL if option == COLUMN_WISE else None
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns the copy."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables.table import EmbeddingTable, can_be_blocks, hot_name
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import COLUMN_WISE, ShardingOption, common_memory
+from autoshard.workload.ways.option import ShardingOption, common_memory
 from autoshard.workload.ways.way import OptionLimits, Way, names_of
 
 if TYPE_CHECKING:
@@ -59,17 +59,6 @@ class HotRows(Way):
             if option.by_columns
             or (option.row_blocks > 1 and can_be_blocks(table.rows - hot, option.row_blocks))
         ]
-
-    def after(
-        self,
-        action: str,
-        option: ShardingOption,
-        known: Sequence[ShardingOption],
-        limits: OptionLimits,
-    ) -> ShardingOption | None:
-        """Returns the option of a table in columns with hot rows, if it may have any."""
-        found = (each for each in known if each.hot_rows and replace(each, hot_rows=None) == option)
-        return next(found, None) if option == COLUMN_WISE else None
 
     def fault(
         self, table: EmbeddingTable, option: ShardingOption, task: ShardingTask

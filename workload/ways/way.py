@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autoshard.workload.tables.table import EmbeddingTable
 from autoshard.workload.tasks.rules import Kind
 from autoshard.workload.tasks.task import ShardingTask
-from autoshard.workload.ways.option import Options, ShardingOption
+from autoshard.workload.ways.option import COLUMN_WISE, Options, ShardingOption
 
 if TYPE_CHECKING:
     from autoshard.workload.plans.plan import ShardingPlan
@@ -106,13 +106,17 @@ class Way:
     ) -> ShardingOption | None:
         """Returns the option of a table after one of `actions`; None if that changes nothing.
 
+        By default a table in columns takes the first option that is sharded so.
+
         Args:
             action: Kind of action.
             option: Option of the table before.
-            known: Options that it may take.
+            known: Options that it may take, columns first.
             limits: Limits of options.
         """
-        raise NotImplementedError
+        if option != COLUMN_WISE:
+            return None
+        return next((each for each in known if self.taken_by(each)), None)
 
     def demanded(self, table: EmbeddingTable, limits: OptionLimits) -> ShardingOption:
         """Returns the option of a table that a rule demands; FieldError if it cannot have it."""
